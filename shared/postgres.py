@@ -13,14 +13,17 @@ from typing import Any
 import psycopg
 import psycopg.errors
 from pgvector.psycopg import register_vector_async
-from psycopg import AsyncConnection
+from psycopg import AsyncConnection, sql
 from psycopg.rows import DictRow, dict_row
-from psycopg_pool import AsyncConnectionPool, PoolTimeout
+from psycopg_pool import AsyncConnectionPool, PoolClosed, PoolTimeout, TooManyRequests
 
 from shared.errors import DeadlineExceededError, DependencyUnavailableError, OverloadedError
 
 Connection = AsyncConnection[DictRow]
 Pool = AsyncConnectionPool[Connection]
+
+# What a lost or refused connection raises; callers outside a repository catch these.
+CONNECTION_ERRORS = (psycopg.OperationalError, psycopg.InterfaceError)
 
 MIN_SERVER_VERSION = 150000
 # 0.8.2 to 0.8.4 repaired a buffer overflow in parallel builds and a damage of graphs by vacuum.
@@ -64,11 +67,13 @@ async def connect(pool: Pool) -> AsyncIterator[Connection]:
     try:
         async with pool.connection() as connection:
             yield connection
-    except PoolTimeout as error:
+    except PoolClosed as error:
+        raise DependencyUnavailableError("SHUTTING_DOWN") from error
+    except (PoolTimeout, TooManyRequests) as error:
         raise OverloadedError("OVERLOADED", retry_after_seconds=1.0) from error
     except psycopg.errors.QueryCanceled as error:
         raise DeadlineExceededError("DEADLINE_EXCEEDED") from error
-    except (psycopg.OperationalError, psycopg.InterfaceError) as error:
+    except CONNECTION_ERRORS as error:
         raise DependencyUnavailableError("DATABASE_UNAVAILABLE") from error
 
 
@@ -77,6 +82,28 @@ async def transaction(pool: Pool) -> AsyncIterator[Connection]:
     """Lends a connection inside one transaction: left normally it commits, by an error it rolls back."""
     async with connect(pool) as connection, connection.transaction():
         yield connection
+
+
+async def dedicated(url: str, *, application_name: str) -> Connection:
+    """Returns a connection of its own, outside any pool: for heartbeats and LISTEN."""
+    try:
+        return await AsyncConnection[DictRow].connect(
+            url, autocommit=True, row_factory=dict_row, application_name=application_name, connect_timeout=5
+        )
+    except CONNECTION_ERRORS as error:
+        raise DependencyUnavailableError("DATABASE_UNAVAILABLE") from error
+
+
+async def listen(connection: Connection, channel: str) -> None:
+    """Begins to receive notifications of `channel`; read them by `connection.notifies()`."""
+    await connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel)))
+
+
+async def discard(connection: Connection | None) -> None:
+    """Closes a connection that may be broken already."""
+    if connection is not None:
+        with contextlib.suppress(*CONNECTION_ERRORS):
+            await connection.close()
 
 
 async def require_supported_server(connection: AsyncConnection[Any]) -> None:
