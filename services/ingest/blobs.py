@@ -27,7 +27,9 @@ from obstore.store import LocalStore, from_url
 from services.ingest.model import VersionId
 from shared.errors import DependencyUnavailableError, ResourceNotFoundError
 
-_UPLOADS = "uploads"
+BLOB_PREFIX = "blobs/"
+SNAPSHOT_PREFIX = "snapshots/"
+UPLOAD_PREFIX = "uploads/"
 # Object stores take parts of at least 5 MiB; a smaller file goes up in one request.
 _PART_BYTES = 5 << 20
 # How the local store names a file that is still being written.
@@ -40,20 +42,25 @@ class StoredFile:
     size_bytes: int
     modified_at: datetime.datetime
 
+    @property
+    def age_seconds(self) -> float:
+        """By this machine's clock: good for grace periods of minutes, not for ordering."""
+        return time.time() - self.modified_at.timestamp()
+
 
 def blob_key(sha256: str) -> str:
     """Returns where an original or an asset with this hash lies."""
-    return f"blobs/{sha256[:2]}/{sha256}"
+    return f"{BLOB_PREFIX}{sha256[:2]}/{sha256}"
 
 
 def snapshot_key(version_id: VersionId, lease_epoch: int) -> str:
     """Returns where the snapshot lies that the holder of `lease_epoch` writes; nobody else writes there."""
-    return f"snapshots/{version_id}/{lease_epoch}"
+    return f"{SNAPSHOT_PREFIX}{version_id}/{lease_epoch}"
 
 
 def upload_key() -> str:
     """Returns a fresh key for bytes whose hash is not known yet."""
-    return f"{_UPLOADS}/{uuid.uuid4()}"
+    return f"{UPLOAD_PREFIX}{uuid.uuid4()}"
 
 
 def open_blob_store(url: str) -> BlobStore:
@@ -140,18 +147,18 @@ class BlobStore:
 
     async def remove_abandoned_uploads(self, older_than_seconds: float) -> int:
         """Removes what uploads left that were killed with their process; returns how many files."""
-        border = time.time() - older_than_seconds
-        files = [file async for file in self.list_keys(_UPLOADS)]
-        abandoned = [file.key for file in files if file.modified_at.timestamp() < border]
+        files = [file async for file in self.list_keys(UPLOAD_PREFIX)]
+        abandoned = [file.key for file in files if file.age_seconds > older_than_seconds]
         for key in abandoned:
             await self.delete(key)
+        border = time.time() - older_than_seconds
         return len(abandoned) + await asyncio.to_thread(self._remove_unfinished, border)
 
     def _remove_unfinished(self, border: float) -> int:
         # The local store never lists these; object stores have a life cycle rule for theirs.
-        if self._folder is None or not (self._folder / _UPLOADS).is_dir():
+        if self._folder is None or not (self._folder / UPLOAD_PREFIX).is_dir():
             return 0
-        found = [path for path in (self._folder / _UPLOADS).iterdir() if _UNFINISHED.search(path.name)]
+        found = [path for path in (self._folder / UPLOAD_PREFIX).iterdir() if _UNFINISHED.search(path.name)]
         old = [path for path in found if path.stat().st_mtime < border]
         for path in old:
             path.unlink(missing_ok=True)
