@@ -28,6 +28,18 @@ _VERIFY_BATCH = 512
 Progress = Callable[[int, int], None]
 
 
+@dataclasses.dataclass(slots=True)
+class _Verified:
+    """A draft that fits: its trimmed span, what is embedded, and its tokens without the overhead."""
+
+    draft: Draft
+    start: int
+    end: int
+    text: str
+    tokens: int
+    unknown: int
+
+
 class Chunker:
     """Splits documents for one model and one policy. Thread-safe; `split` holds the CPU."""
 
@@ -76,28 +88,32 @@ class Chunker:
         drafts = packer.pack(units)
         verified = self._verify(document, drafts, lambda done: report(len(document.text) + done, total))
         chunks = [
-            _make_chunk(document, document_id, ordinal, draft, tokens + self._overhead, unknown)
-            for ordinal, (draft, tokens, unknown) in enumerate(verified)
+            _make_chunk(document, document_id, ordinal, item, self._overhead)
+            for ordinal, item in enumerate(verified)
         ]
         report(total, total)
         return _with_assets(document, chunks)
 
     def _verify(
         self, document: ParsedDocument, drafts: list[Draft], on_verified: Callable[[int], None]
-    ) -> list[tuple[Draft, int, int]]:
+    ) -> list[_Verified]:
         """Returns each draft with its tokens as the model will see them; halves those over the limit."""
-        verified: list[tuple[Draft, int, int]] = []
+        verified: list[_Verified] = []
         for start in range(0, len(drafts), _VERIFY_BATCH):
-            batch = [draft for draft in drafts[start : start + _VERIFY_BATCH] if _content(document, draft)]
-            texts = [draft.prefix + _content(document, draft) for draft in batch]
+            batch: list[tuple[Draft, int, int]] = []
+            for draft in drafts[start : start + _VERIFY_BATCH]:
+                begin, end = _span(document, draft)
+                if begin < end:
+                    batch.append((draft, begin, end))
+            texts = [draft.prefix + document.text[begin:end] for draft, begin, end in batch]
             counts = self._counter.count_with_unknown(texts)
-            for draft, (tokens, unknown) in zip(batch, counts, strict=True):
+            for (draft, begin, end), text, (tokens, unknown) in zip(batch, texts, counts, strict=True):
                 if tokens <= self._room:
-                    verified.append((draft, tokens, unknown))
+                    verified.append(_Verified(draft, begin, end, text, tokens, unknown))
                 else:
                     verified.extend(self._verify(document, _halve(document, draft), on_verified))
             if batch:
-                on_verified(batch[-1].units[-1].end)
+                on_verified(batch[-1][2])
         return verified
 
 
@@ -112,17 +128,14 @@ def chunk_warnings(chunks: Sequence[Chunk]) -> tuple[Warning, ...]:
 
 def _span(document: ParsedDocument, draft: Draft) -> tuple[int, int]:
     """White space around a chunk goes, but not the indent of its first line of code."""
+    text = document.text
     start, end = draft.units[0].start, draft.units[-1].end
-    content = document.text[start:end]
-    end = start + len(content.rstrip())
-    if document.blocks[draft.units[0].block].kind is BlockKind.CODE:
-        return start + len(content) - len(content.lstrip("\n")), max(start, end)
-    return start + len(content) - len(content.lstrip()), max(start, end)
-
-
-def _content(document: ParsedDocument, draft: Draft) -> str:
-    start, end = _span(document, draft)
-    return document.text[start:end]
+    while end > start and text[end - 1].isspace():
+        end -= 1
+    is_code = document.blocks[draft.units[0].block].kind is BlockKind.CODE
+    while start < end and (text[start] == "\n" if is_code else text[start].isspace()):
+        start += 1
+    return start, end
 
 
 def _halve(document: ParsedDocument, draft: Draft) -> list[Draft]:
@@ -146,33 +159,32 @@ def _halve(document: ParsedDocument, draft: Draft) -> list[Draft]:
 
 
 def _make_chunk(
-    document: ParsedDocument, document_id: str, ordinal: int, draft: Draft, tokens: int, unknown: int
+    document: ParsedDocument, document_id: str, ordinal: int, item: _Verified, overhead: int
 ) -> Chunk:
-    start, end = _span(document, draft)
-    content = document.text[start:end]
-    blocks = [document.blocks[index] for index in sorted({unit.block for unit in draft.units})]
+    units = item.draft.units
+    blocks = [document.blocks[index] for index in dict.fromkeys(unit.block for unit in units)]
     body = next((block for block in blocks if block.kind is not BlockKind.HEADING), blocks[-1])
-    text_hash = hashlib.sha256((draft.prefix + content).encode()).hexdigest()
+    text_hash = hashlib.sha256(item.text.encode()).hexdigest()
     pages = [block.locator.page for block in blocks if block.locator.page is not None]
-    first_line, last_line = _lines(document, blocks, start, end)
+    first_line, last_line = _lines(document, blocks, item.start, item.end)
     return Chunk(
         # The ordinal parts equal texts of one document.
         chunk_id=str(uuid.uuid5(uuid.UUID(document_id), f"{CHUNKER_VERSION}:{ordinal}:{text_hash}")),
         ordinal=ordinal,
-        content=content,
-        prefix=draft.prefix,
+        content=document.text[item.start : item.end],
+        prefix=item.draft.prefix,
         kind=body.kind,
         locator=Locator(
-            start,
-            end,
+            item.start,
+            item.end,
             heading_path=body.locator.heading_path,
             page=min(pages, default=None),
             end_page=max(pages, default=None),
             start_line=first_line,
             end_line=last_line,
         ),
-        token_count=tokens,
-        unknown_token_count=unknown,
+        token_count=item.tokens + overhead,
+        unknown_token_count=item.unknown,
     )
 
 
