@@ -20,9 +20,6 @@ import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-MANIFEST = "manifest.json"
-"""Lists every other file of the folder with its SHA-256; written last."""
-
 
 class ModelBuildError(Exception):
     """The folder cannot be built; the text says what to do."""
@@ -49,6 +46,14 @@ class Recipe:
     texts: Mapping[str, str]
     """The notice, and the JSON files that sentence-transformers would have saved."""
 
+    def hashes(self) -> dict[str, str]:
+        """Returns path to SHA-256 of everything in the finished folder."""
+        return {
+            "onnx/model.onnx": self.graph_sha256,
+            **{path: file.sha256 for path, file in self.copied.items()},
+            **{path: hashlib.sha256(text.encode()).hexdigest() for path, text in self.texts.items()},
+        }
+
 
 def _json(value: object) -> str:
     return json.dumps(value, indent=2, ensure_ascii=False) + "\n"
@@ -56,10 +61,9 @@ def _json(value: object) -> str:
 
 def _settings_texts(
     *,
-    architecture: str,
+    network: Mapping[str, object],
     prompts: Mapping[str, str],
     max_seq_length: int,
-    vocabulary: int,
     tokenizer: Mapping[str, object],
 ) -> dict[str, str]:
     """Returns the JSON files of a mean pooled, normalised, 384 wide model."""
@@ -89,14 +93,7 @@ def _settings_texts(
             {"prompts": dict(prompts), "default_prompt_name": None, "similarity_fn_name": "cosine"}
         ),
         "sentence_bert_config.json": _json({"max_seq_length": max_seq_length, "do_lower_case": False}),
-        "config.json": _json(
-            {
-                "model_type": architecture,
-                "hidden_size": 384,
-                "max_position_embeddings": 512,
-                "vocab_size": vocabulary,
-            }
-        ),
+        "config.json": _json({"hidden_size": 384, **network}),
         "tokenizer_config.json": _json(
             {
                 "tokenizer_class": "PreTrainedTokenizerFast",
@@ -152,10 +149,15 @@ RECIPES: Mapping[str, Recipe] = {
         texts={
             "NOTICE": E5_NOTICE,
             **_settings_texts(
-                architecture="xlm-roberta",
+                # Positions count from pad_token_id + 1, so 514 of them read 512 tokens.
+                network={
+                    "model_type": "xlm-roberta",
+                    "vocab_size": 250037,
+                    "max_position_embeddings": 514,
+                    "pad_token_id": 1,
+                },
                 prompts={"query": "query: ", "passage": "passage: "},
                 max_seq_length=512,
-                vocabulary=250037,
                 tokenizer={
                     "bos_token": "<s>",
                     "cls_token": "<s>",
@@ -184,11 +186,15 @@ RECIPES: Mapping[str, Recipe] = {
         texts={
             "NOTICE": MINILM_NOTICE,
             **_settings_texts(
-                architecture="bert",
+                network={
+                    "model_type": "bert",
+                    "vocab_size": 30522,
+                    "max_position_embeddings": 512,
+                    "pad_token_id": 0,
+                },
                 prompts={},
                 # Trained on 128 tokens and published for 256; 512 positions exist but were never trained.
                 max_seq_length=256,
-                vocabulary=30522,
                 tokenizer={
                     "cls_token": "[CLS]",
                     "sep_token": "[SEP]",
@@ -205,10 +211,10 @@ DEFAULT_MODEL = "multilingual-e5-small"
 
 def build_model(models_dir: Path, name: str) -> Path:
     """Returns the finished folder `models_dir/name`, built when it is not there or not intact."""
-    target = models_dir / name
-    if is_intact(target):
-        return target
     recipe = RECIPES[name]
+    target = models_dir / name
+    if is_intact(target, recipe):
+        return target
     sources = {path: _locate(file) for path, file in recipe.copied.items()}
     binary = _locate(recipe.converted) if recipe.converted else None
     models_dir.mkdir(parents=True, exist_ok=True)
@@ -220,24 +226,20 @@ def build_model(models_dir: Path, name: str) -> Path:
             _prepared(work, path).write_text(text, encoding="utf-8")
         if binary is not None:
             _convert(binary, _prepared(work, "onnx/model.onnx"))
-        _check("onnx/model.onnx", sha256_of(work / "onnx/model.onnx"), recipe.graph_sha256)
-        hashes = {
-            str(path.relative_to(work)): sha256_of(path) for path in sorted(work.rglob("*")) if path.is_file()
-        }
-        (work / MANIFEST).write_text(_json({"name": name, "files": hashes}), encoding="utf-8")
+        for path, expected in recipe.hashes().items():
+            _check(path, sha256_of(work / path), expected)
         work.chmod(0o755)
-        _put_in_place(work, target)
+        _put_in_place(work, target, recipe)
     finally:
         shutil.rmtree(work, ignore_errors=True)
     return target
 
 
-def is_intact(folder: Path) -> bool:
-    """Whether every file of the manifest is there with its hash."""
+def is_intact(folder: Path, recipe: Recipe) -> bool:
+    """Whether the folder holds every file of the recipe with its hash; an older recipe's folder does not."""
     try:
-        hashes = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["files"]
-        return all(sha256_of(folder / path) == expected for path, expected in hashes.items())
-    except (OSError, ValueError, KeyError):
+        return all(sha256_of(folder / path) == expected for path, expected in recipe.hashes().items())
+    except OSError:
         return False
 
 
@@ -284,16 +286,16 @@ def _prepared(folder: Path, path: str) -> Path:
     return target
 
 
-def _put_in_place(work: Path, target: Path) -> None:
+def _put_in_place(work: Path, target: Path, recipe: Recipe) -> None:
     """Renames `work` to `target`. Another builder may have been first: then its folder stays."""
-    if target.exists() and not is_intact(target):
+    if target.exists() and not is_intact(target, recipe):
         # Renamed before it is removed, so that nobody sees half of it under its name.
         broken = Path(tempfile.mkdtemp(prefix=f".{target.name}-broken-", dir=target.parent))
         target.rename(broken / "old")
         shutil.rmtree(broken)
     with contextlib.suppress(OSError):
         work.rename(target)
-    if not is_intact(target):
+    if not is_intact(target, recipe):
         raise ModelBuildError(f"{target} could not be put in place; remove it and build again")
 
 
