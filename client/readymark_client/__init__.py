@@ -1,0 +1,82 @@
+"""The Readymark client: `Readymark` for plain code, `AsyncReadymark` for asyncio.
+
+Owns the public names. It imports the contracts and nothing of the services.
+"""
+
+from readymark_client.asynchronous import AsyncReadymark
+from readymark_client.connection import client_version
+from readymark_client.errors import (
+    AlreadyExists,
+    Conflict,
+    DeadlineExceeded,
+    InvalidArgument,
+    InvalidDocument,
+    ModelMismatch,
+    NotFound,
+    Overloaded,
+    ReadymarkClientError,
+    ServiceFault,
+    ServiceUnreachable,
+    Unavailable,
+)
+from readymark_client.synchronous import Readymark
+from readymark_client.values import (
+    Attempt,
+    Change,
+    ChangeKind,
+    Chunk,
+    Document,
+    DocumentStatus,
+    Download,
+    DuplicatePolicy,
+    EmbeddingModel,
+    Failure,
+    Hit,
+    JobStatus,
+    Locator,
+    Progress,
+    QueueStats,
+    SearchMode,
+    SearchResult,
+    StageTiming,
+    Warning,
+    to_json,
+)
+
+__all__ = [
+    "AlreadyExists",
+    "AsyncReadymark",
+    "Attempt",
+    "Change",
+    "ChangeKind",
+    "Chunk",
+    "Conflict",
+    "DeadlineExceeded",
+    "Document",
+    "DocumentStatus",
+    "Download",
+    "DuplicatePolicy",
+    "EmbeddingModel",
+    "Failure",
+    "Hit",
+    "InvalidArgument",
+    "InvalidDocument",
+    "JobStatus",
+    "Locator",
+    "ModelMismatch",
+    "NotFound",
+    "Overloaded",
+    "Progress",
+    "QueueStats",
+    "Readymark",
+    "ReadymarkClientError",
+    "SearchMode",
+    "SearchResult",
+    "ServiceFault",
+    "ServiceUnreachable",
+    "StageTiming",
+    "Unavailable",
+    "Warning",
+    "client_version",
+    "to_json",
+]
