@@ -121,9 +121,12 @@ def _add_submit(commands: Any, shared: argparse.ArgumentParser) -> None:
         "--metadata", action="append", default=[], type=_pair, metavar="KEY=VALUE", help="may be repeated"
     )
     submit.add_argument(
-        "--on-duplicate", choices=("reject", "return", "replace", "keep"), default="default", metavar="POLICY",
+        "--on-duplicate",
+        choices=("reject", "return", "replace", "keep"),
+        default="default",
+        metavar="POLICY",
         help="reject, return, replace or keep; default: equal bytes return the existing document",
-    )  # fmt: skip
+    )
     submit.add_argument(
         "--request-id", type=_uuid, help="UUID that makes a repeated call safe; one PATH only"
     )

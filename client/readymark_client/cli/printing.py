@@ -86,15 +86,9 @@ def print_document(document: Document) -> None:
             ("attempts", f"{document.attempts} of {document.max_attempts}"),
             ("type", document.media_type),
             ("size", f"{document.size_bytes:,} bytes"),
-            (
-                "chunks",
-                f"{document.chunk_count} ({document.token_count} tokens)" if document.chunk_count else "",
-            ),
+            ("chunks", chunks),
             ("sha256", document.sha256),
-            (
-                "metadata",
-                json.dumps(to_json(document.metadata), ensure_ascii=False) if document.metadata else "",
-            ),
+            ("metadata", metadata),
             ("created", local_moment(document.created_at)),
             ("ready", local_moment(document.ready_at)),
             ("trace", document.trace_id),
