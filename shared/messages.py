@@ -92,6 +92,10 @@ SENTENCES: Mapping[str, tuple[str, str]] = {
         "Processing was cancelled on request; retry the document to start again.",
         "处理已按请求取消；重试该文档可重新开始。",
     ),
+    "SUPERSEDED": (
+        "A newer version of the document was submitted before this one was finished; follow the newer one.",
+        "该版本处理完成之前已提交了文档的新版本；请关注新版本。",
+    ),
     "INTERNAL": (
         "An unforeseen error happened on our side; the operator finds it in the logs under trace {trace_id}.",
         "系统内部发生意外错误；管理员可在日志中以跟踪号 {trace_id} 查找。",
@@ -109,6 +113,10 @@ SENTENCES: Mapping[str, tuple[str, str]] = {
     "TRAILER_EXPECTED": (
         "The upload ended without its trailer, so it is not known to be complete; send it again.",
         "上传结束时没有收到 trailer，无法确认内容完整；请重新发送。",
+    ),
+    "UPLOAD_STALLED": (
+        "No data arrived for {seconds} seconds, so the upload was ended; send the file again.",
+        "{seconds} 秒内没有收到数据，上传已终止；请重新发送文件。",
     ),
     "INLINE_TOO_LARGE": (
         "Inline content has {actual} bytes, the limit is {limit}; use the upload stream.",

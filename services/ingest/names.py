@@ -1,0 +1,57 @@
+"""Resource names: `collections/{collection}` and `collections/{collection}/documents/{document}`.
+
+Owns their grammar, nothing else. `-` stands for any collection where a name is looked up.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import uuid
+
+from services.ingest.model import DocumentId
+from shared.errors import InvalidArgumentError
+
+ANY = "-"
+_COLLECTION = re.compile(r"collections/([a-z0-9][a-z0-9\-_.]{0,62})")
+_DOCUMENT = re.compile(r"collections/(-|[a-z0-9][a-z0-9\-_.]{0,62})/documents/([0-9a-fA-F\-]{36})")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class DocumentName:
+    """`collection` is None when any will do."""
+
+    collection: str | None
+    document_id: DocumentId
+
+    def __str__(self) -> str:
+        return f"collections/{self.collection or ANY}/documents/{self.document_id}"
+
+
+def parse_collection(parent: str, *, field: str = "parent") -> str:
+    """Returns the collection's own name; raises InvalidArgumentError."""
+    match = _COLLECTION.fullmatch(parent)
+    if match is None:
+        problem = "it must be collections/ and a name of 1 to 63 of a-z, 0-9, -, _ and ., not starting with a sign"
+        raise InvalidArgumentError("FIELD_INVALID", field=field, problem=problem)
+    return match.group(1)
+
+
+def parse_collection_or_any(parent: str, *, field: str = "parent") -> str | None:
+    """As parse_collection, but `collections/-` and nothing at all mean any: None."""
+    if parent in ("", f"collections/{ANY}"):
+        return None
+    return parse_collection(parent, field=field)
+
+
+def parse_document(name: str, *, field: str = "name") -> DocumentName:
+    """Returns what `name` names; raises InvalidArgumentError."""
+    match = _DOCUMENT.fullmatch(name)
+    try:
+        if match is None:
+            raise ValueError(name)
+        document_id = DocumentId(str(uuid.UUID(match.group(2))))
+    except ValueError:
+        problem = "it must be collections/{collection}/documents/{id}, where - is any collection"
+        raise InvalidArgumentError("FIELD_INVALID", field=field, problem=problem) from None
+    return DocumentName(None if match.group(1) == ANY else match.group(1), document_id)
