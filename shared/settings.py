@@ -39,11 +39,18 @@ def variable_name(field: dataclasses.Field[Any], prefix: str) -> str:
     return field.metadata.get("env") or prefix + field.name.upper()
 
 
-def from_environment(cls: type[Settings], prefix: str, environment: Mapping[str, str]) -> Settings:
-    """Returns `cls` filled from `environment`; raises SettingsError with all faults at once."""
+def from_environment(
+    cls: type[Settings], prefix: str, environment: Mapping[str, str], *, also_known: type[Any] | None = None
+) -> Settings:
+    """Returns `cls` filled from `environment`; raises SettingsError with all faults at once.
+
+    `also_known`: settings of a sister process that shares the prefix and the environment.
+    """
     faults: list[str] = []
     values: dict[str, Any] = {}
     known: set[str] = set()
+    if also_known is not None:
+        known |= {variable_name(field, prefix) for field in dataclasses.fields(also_known)}
     types = typing.get_type_hints(cls)
     for field in dataclasses.fields(typing.cast(Any, cls)):
         name = variable_name(field, prefix)

@@ -26,9 +26,6 @@ class WorkSettings:
     embed_patience_seconds: float = 120.0
     sweep_seconds: float = 300.0
     orphan_grace_seconds: float = 3600.0
-    health_listen: str = ""
-    # Belong to `serve`; listed so that one environment can serve both processes.
-    listen: str = ""
 
     def __post_init__(self) -> None:
         faults = []
