@@ -27,9 +27,15 @@ MAX_MEDIA_TYPE_CHARACTERS = 255
 # Known not to be read; anything else is decided by its content.
 _UNREADABLE_MEDIA = ("video/", "audio/", "image/", "font/", "model/")
 _UNREADABLE_SUFFIXES = frozenset(
-    ".7z .avi .avif .bmp .bz2 .class .dll .dmg .doc .docx .eml .epub .exe .flac .gif .gz .heic .iso .jar .jpeg"
-    " .jpg .mkv .mov .mp3 .mp4 .msg .odp .ods .odt .ogg .otf .parquet .png .ppt .pptx .pyc .rar .rtf .so .sqlite"
-    " .tar .tgz .tif .tiff .ttf .wav .webm .webp .woff .xls .xlsx .xz .zip .zst".split()
+    f".{suffix}"
+    for group in (
+        ("7z", "bz2", "dmg", "gz", "iso", "jar", "rar", "tar", "tgz", "xz", "zip", "zst"),
+        ("avi", "flac", "mkv", "mov", "mp3", "mp4", "ogg", "wav", "webm"),
+        ("avif", "bmp", "gif", "heic", "jpeg", "jpg", "png", "tif", "tiff", "webp"),
+        ("doc", "docx", "epub", "eml", "msg", "odp", "ods", "odt", "ppt", "pptx", "rtf", "xls", "xlsx"),
+        ("class", "dll", "exe", "otf", "parquet", "pyc", "so", "sqlite", "ttf", "woff"),
+    )
+    for suffix in group
 )
 
 
@@ -106,7 +112,9 @@ def check_size(size_bytes: int | None, max_upload_bytes: int) -> None:
 def clean_display_name(name: str) -> str:
     """Returns a label: no folders, no control characters, not too long, never empty."""
     text = unicodedata.normalize("NFC", name).replace("\\", "/").rsplit("/", 1)[-1]
-    text = "".join(letter for letter in text if unicodedata.category(letter) not in ("Cc", "Cs", "Cf")).strip()
+    text = "".join(
+        letter for letter in text if unicodedata.category(letter) not in ("Cc", "Cs", "Cf")
+    ).strip()
     if text in ("", ".", ".."):
         return "untitled"
     if len(text) > MAX_DISPLAY_NAME_CHARACTERS:
