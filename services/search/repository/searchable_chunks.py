@@ -1,0 +1,233 @@
+"""Reads of the search views, all of one search from one snapshot.
+
+Owns every statement of the service. It can only read: the role behind the pool has no other
+right, and no table, only views over chunks of READY versions.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import uuid
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pgvector import HalfVector, SparseVector
+from psycopg import sql as composing
+
+from services.search.fusion import ChunkKey, RankedChunk
+from services.search.keywords import KeywordQuery
+from shared import postgres, sql
+from shared.errors import (
+    DeadlineExceededError,
+    DependencyUnavailableError,
+    OverloadedError,
+    ResourceNotFoundError,
+)
+from shared.postgres import Connection, Pool
+from shared.terms import TERM_SPACE
+
+statements = sql.load(__file__)
+
+# The tenant that the first migration makes; there is one for now.
+DEFAULT_TENANT_ID = 1
+
+# The role's setting; more is asked for when a search wants more rows, up to what pgvector takes.
+EF_SEARCH = 100
+MAX_EF_SEARCH = 1_000
+
+DocumentIds = tuple[uuid.UUID, ...] | None
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Collection:
+    """`search_view`, `fingerprint` and `dimension` are None until the first vector."""
+
+    collection_id: int
+    name: str
+    ready_chunks: int
+    fingerprint: str | None
+    dimension: int | None
+    search_view: str | None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class CandidateCount:
+    """Chunks of the collection, and those of them that the filter admits."""
+
+    ready_chunks: int
+    candidate_count: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class KeywordChannel:
+    """The best chunks by BM25, and all terms of the best one."""
+
+    chunks: list[RankedChunk]
+    best_terms: frozenset[int]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class FoundChunk:
+    """What a hit shows of a chunk and its document."""
+
+    version_id: int
+    ordinal: int
+    chunk_id: uuid.UUID
+    content: str
+    locator: Mapping[str, Any]
+    document_id: uuid.UUID
+    display_name: str
+    metadata: Mapping[str, Any]
+    version_number: int
+
+
+class SearchableChunks:
+    """The search views behind a pool of connections."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+        self._lent = 0
+
+    async def get_collection(self, name: str) -> Collection:
+        async with self._connect() as connection:
+            values = {"tenant_id": DEFAULT_TENANT_ID, "name": name}
+            cursor = await connection.execute(statements.find_collection, values)
+            row = await cursor.fetchone()
+        if row is None:
+            raise ResourceNotFoundError("COLLECTION_NOT_FOUND", collection=name)
+        return Collection(**row)
+
+    @contextlib.asynccontextmanager
+    async def snapshot(
+        self, collection: Collection, *, timeout_seconds: float, depth: int
+    ) -> AsyncIterator[Snapshot]:
+        """Lends the collection as it is now, whatever is committed later; `depth`: rows wanted by vector."""
+        if timeout_seconds <= 0:
+            raise DeadlineExceededError("DEADLINE_EXCEEDED")
+        async with self._connect() as connection, connection.transaction():
+            limits = {
+                # 0 would mean no limit.
+                "timeout_milliseconds": str(max(1, int(timeout_seconds * 1000))),
+                "ef_search": str(min(MAX_EF_SEARCH, max(EF_SEARCH, depth))),
+            }
+            async with connection.pipeline():
+                await connection.execute(statements.open_snapshot)
+                await connection.execute(statements.limit_statements, limits)
+            yield Snapshot(connection, collection)
+
+    @contextlib.asynccontextmanager
+    async def _connect(self) -> AsyncIterator[Connection]:
+        waiting = True
+        if self._pool.closed:
+            # Not opened yet, since the database was not ready; or closed by the end of the service.
+            raise DependencyUnavailableError("DATABASE_UNAVAILABLE", retry_after_seconds=1.0)
+        try:
+            async with postgres.connect(self._pool) as connection:
+                waiting = False
+                self._lent += 1
+                try:
+                    yield connection
+                finally:
+                    self._lent -= 1
+        except OverloadedError as error:
+            # The pool waits in vain in two cases: all are lent, or the database gives none.
+            if waiting and self._lent < self._pool.max_size:
+                raise DependencyUnavailableError("DATABASE_UNAVAILABLE", retry_after_seconds=1.0) from error
+            raise
+
+
+class Snapshot:
+    """One collection as it was at one moment. Lives as long as its transaction."""
+
+    def __init__(self, connection: Connection, collection: Collection) -> None:
+        assert collection.search_view is not None
+        self._connection = connection
+        self._collection = collection
+        self.collection_id = collection.collection_id
+        self._view = composing.Identifier(collection.search_view)
+
+    async def count_candidates(self, document_ids: DocumentIds) -> CandidateCount:
+        rows = await self._rows(statements.count_candidates, document_ids=_array(document_ids))
+        if not rows:
+            raise ResourceNotFoundError("COLLECTION_NOT_FOUND", collection=self._collection.name)
+        return CandidateCount(**rows[0])
+
+    async def nearest(
+        self, embedding: NDArray[np.float32], limit: int, *, exact: bool, document_ids: DocumentIds = None
+    ) -> list[RankedChunk]:
+        """Returns the chunks by cosine similarity; `exact` compares every one, else an index may serve."""
+        statement = statements.nearest_exact if exact else statements.nearest_by_index
+        rows = await self._rows(
+            statement, embedding=HalfVector(embedding), limit=limit, document_ids=_array(document_ids)
+        )
+        return _ranked(rows)
+
+    async def count_terms(self, terms: Sequence[int], cap: int) -> dict[int, int]:
+        statement = self._for_view(statements.count_term)
+        cursors = {}
+        async with self._connection.pipeline():
+            for term in terms:
+                values = {"collection_id": self.collection_id, "term": term, "cap": cap}
+                cursors[term] = await self._connection.execute(statement, values)
+        counts = {}
+        for term, cursor in cursors.items():
+            row = await cursor.fetchone()
+            assert row is not None
+            counts[term] = int(row["chunk_count"])
+        return counts
+
+    async def sample_common_terms(self) -> dict[int, float]:
+        rows = await self._rows(statements.sample_common_terms)
+        return {row["term"]: row["share"] for row in rows}
+
+    async def best_by_keywords(
+        self, keywords: KeywordQuery, limit: int, *, document_ids: DocumentIds = None
+    ) -> KeywordChannel:
+        """Returns the chunks that contain a term of the gate, by BM25 over all terms."""
+        # pgvector counts sparse positions from 0 in Python and from 1 in SQL.
+        weights = {term - 1: weight for term, weight in keywords.weights.items()}
+        values: dict[str, Any] = {
+            "query": SparseVector(weights, TERM_SPACE),
+            "gate": list(keywords.gate),
+            "limit": limit,
+        }
+        statement = statements.best_by_keywords
+        if document_ids is not None:
+            statement = statements.best_by_keywords_of_documents
+            values["document_ids"] = list(document_ids)
+        rows = await self._rows(statement, **values)
+        best_terms = frozenset(rows[0]["terms"]) if rows else frozenset()
+        return KeywordChannel(_ranked(rows), best_terms)
+
+    async def load_chunks(self, keys: Sequence[ChunkKey]) -> dict[ChunkKey, FoundChunk]:
+        if not keys:
+            return {}
+        rows = await self._rows(
+            statements.load_chunks,
+            version_ids=[version_id for version_id, _ in keys],
+            ordinals=[ordinal for _, ordinal in keys],
+        )
+        return {(row["version_id"], row["ordinal"]): FoundChunk(**row) for row in rows}
+
+    async def _rows(self, statement: bytes, **values: Any) -> list[dict[str, Any]]:
+        values["collection_id"] = self.collection_id
+        cursor = await self._connection.execute(self._for_view(statement), values)
+        return await cursor.fetchall()
+
+    def _for_view(self, statement: bytes) -> composing.Composed:
+        # The name comes from our own catalogue row, never from a caller.
+        return composing.SQL(statement.decode()).format(search_view=self._view)
+
+
+def _array(document_ids: DocumentIds) -> list[uuid.UUID] | None:
+    return None if document_ids is None else list(document_ids)
+
+
+def _ranked(rows: Sequence[Mapping[str, Any]]) -> list[RankedChunk]:
+    return [
+        RankedChunk((row["version_id"], row["ordinal"]), rank, row["score"])
+        for rank, row in enumerate(rows, start=1)
+    ]
