@@ -16,6 +16,8 @@ from collections.abc import Sequence
 
 from readymark.embedder.v1 import embedder_service_pb2 as pb
 from readymark.embedder.v1 import embedder_service_pb2_grpc as pb_grpc
+from shared.rpc.server import Serving, create_server
+
 from services.embedder.embedding import TextEmbedder, load_embedder
 from services.embedder.model_files import ModelFilesError
 from services.embedder.pooling import Vectors
@@ -24,7 +26,6 @@ from services.embedder.servicer import EmbedderServicer
 from services.embedder.settings import PREFIX, EmbedderSettings
 from services.embedder.tokenizing import TokenIds
 from shared import telemetry
-from shared.rpc.server import Serving, create_server
 from shared.settings import SettingsError, from_environment
 
 SERVICE_NAME = "readymark-embedder"

@@ -6,23 +6,25 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
-
 from readymark.embedder.v1 import embedder_service_pb2 as pb
 from readymark.embedder.v1 import embedder_service_pb2_grpc as pb_grpc
+
 from services.embedder import wire
 from services.embedder.embedding import TextEmbedder
-
-Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class EmbedderServicer(pb_grpc.EmbedderServiceServicer):
     def __init__(self, embedder: TextEmbedder) -> None:
         self._embedder = embedder
 
-    async def GetModel(self, request: pb.GetModelRequest, context: Context) -> pb.GetModelResponse:  # noqa: N802
+    async def GetModel(  # noqa: N802
+        self, request: pb.GetModelRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pb.GetModelResponse:
         return pb.GetModelResponse(model=wire.model_message(self._embedder.model))
 
-    async def Embed(self, request: pb.EmbedRequest, context: Context) -> pb.EmbedResponse:  # noqa: N802
+    async def Embed(  # noqa: N802
+        self, request: pb.EmbedRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pb.EmbedResponse:
         embedded = await self._embedder.embed(
             list(request.inputs),
             wire.input_kind(request),
@@ -33,7 +35,7 @@ class EmbedderServicer(pb_grpc.EmbedderServiceServicer):
         return wire.embed_response(embedded, self._embedder.model)
 
     async def DownloadTokenizer(  # noqa: N802
-        self, request: pb.DownloadTokenizerRequest, context: Context
+        self, request: pb.DownloadTokenizerRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[pb.DownloadTokenizerResponse]:
         for piece in self._embedder.tokenizer_pieces(request.expected_fingerprint):
             yield pb.DownloadTokenizerResponse(data=piece)

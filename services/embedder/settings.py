@@ -40,12 +40,15 @@ class EmbedderSettings:
         faults = []
         if self.provider not in PROVIDER_NAMES:
             faults.append(f"{PREFIX}PROVIDER must be one of {', '.join(PROVIDER_NAMES)}")
-        for name in ("max_queued_tokens", "max_batch_inputs", "max_batch_bytes"):
-            if getattr(self, name) < 1:
-                faults.append(f"{PREFIX}{name.upper()} must be at least 1")
-        for name in ("workers", "batch_tokens", "batch_rows", "stop_grace_seconds"):
-            if getattr(self, name) < 0:
-                faults.append(f"{PREFIX}{name.upper()} must not be negative")
+        smallest = {
+            **dict.fromkeys(("max_queued_tokens", "max_batch_inputs", "max_batch_bytes"), 1),
+            **dict.fromkeys(("workers", "batch_tokens", "batch_rows", "stop_grace_seconds"), 0),
+        }
+        faults += [
+            f"{PREFIX}{name.upper()} must be at least {limit}"
+            for name, limit in smallest.items()
+            if getattr(self, name) < limit
+        ]
         if faults:
             raise ValueError("\n".join(faults))
 
@@ -67,10 +70,7 @@ class EmbedderSettings:
 
 def allowed_cpus(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
     """Returns how many CPUs this process may use at once, at least 1."""
-    if hasattr(os, "sched_getaffinity"):
-        count = len(os.sched_getaffinity(0))
-    else:
-        count = os.cpu_count() or 1
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota = _cgroup_quota(cgroup)
     return max(1, count if quota is None else min(count, math.ceil(quota)))
 

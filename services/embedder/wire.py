@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 from readymark.embedder.v1 import embedder_service_pb2 as pb
+
 from services.embedder.embedding import Embedded, LoadedModel
 from services.embedder.tokenizing import InputKind
 from shared.errors import InvalidArgumentError
