@@ -48,9 +48,9 @@ def main() -> int:
     if state is not None and process_lives(int(state["pid"])):
         print(f"A stack runs on {folder.path} already; the samples go there.")
         return _show(folder, state["addresses"])
+    free_ports = [word for service in ("ingest", "embedder", "search") for word in (f"--{service}-port", "0")]
     stack = subprocess.Popen(
-        [sys.executable, "-m", "deploy.local.stack", "up", "--data", str(folder.path)]
-        + ["--ingest-port", "0", "--embedder-port", "0", "--search-port", "0"],
+        [sys.executable, "-m", "deploy.local.stack", "up", "--data", str(folder.path), *free_ports],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         text=True,

@@ -22,42 +22,46 @@ PAGES: Sequence[tuple[str, Sequence[str]]] = (
     (
         "Product overview",
         (
-            "Harbourlight makes tide gauges for small harbours. A gauge hangs on a quay wall, measures the "
-            "height of the water by radar, and sends it to the harbour office every minute. This overview is "
-            "for people who plan an installation; the installation manual has the details.",
-            "There are two models. The HL-200 is for sheltered basins with waves of up to half a metre. The "
-            "HL-400 is for open quays: its case is made of titanium and it averages over waves of up to three "
-            "metres. Both use the same mounting plate, so one can replace the other in ten minutes.",
-            "The radar looks straight down and needs a free cone of eight degrees. It measures distances from "
-            "0.4 to 25 metres with an error of at most 4 millimetres, in rain and fog as well. Ice on the "
-            "water is reported as ice and not as a tide.",
+            "Harbourlight makes tide gauges for small harbours. A gauge hangs on a quay wall, measures "
+            "the height of the water by radar, and sends it to the harbour office every minute. This "
+            "overview is for people who plan an installation; the installation manual has the details.",
+            "There are two models. The HL-200 is for sheltered basins with waves of up to half a metre. "
+            "The HL-400 is for open quays: its case is made of titanium and it averages over waves of "
+            "up to three metres. Both use the same mounting plate, so one can replace the other in ten "
+            "minutes.",
+            "The radar looks straight down and needs a free cone of eight degrees. It measures "
+            "distances from 0.4 to 25 metres with an error of at most 4 millimetres, in rain and fog as "
+            "well. Ice on the water is reported as ice and not as a tide.",
         ),
     ),
     (
         "Power and battery",
         (
-            "A gauge runs on 12 volts. With the solar panel that comes with it no cable is needed south of "
-            "the 60th parallel. The battery of the HL-200 lasts for 21 days without sun; that of the HL-400, "
-            "which measures more often, lasts for 14 days. It can be exchanged without stopping the gauge.",
-            "When the voltage drops below 11.2 volts the gauge sends a warning and measures every ten minutes "
-            "instead of every minute. Below 10.6 volts it stores the last values and switches itself off. It "
-            "starts again when the voltage has been above 11.8 volts for five minutes.",
-            "The battery must not be charged below minus 10 degrees Celsius. The gauge knows this and waits; "
-            "in a long frost the solar panel then feeds the electronics only.",
+            "A gauge runs on 12 volts. With the solar panel that comes with it no cable is needed south "
+            "of the 60th parallel. The battery of the HL-200 lasts for 21 days without sun; that of the "
+            "HL-400, which measures more often, lasts for 14 days. It can be exchanged without stopping "
+            "the gauge.",
+            "When the voltage drops below 11.2 volts the gauge sends a warning and measures every ten "
+            "minutes instead of every minute. Below 10.6 volts it stores the last values and switches "
+            "itself off. It starts again when the voltage has been above 11.8 volts for five minutes.",
+            "The battery must not be charged below minus 10 degrees Celsius. The gauge knows this and "
+            "waits; in a long frost the solar panel then feeds the electronics only.",
         ),
     ),
     (
         "Data and warranty",
         (
-            "Measurements travel over the mobile network or, where there is none, over a radio link of up to "
-            "eight kilometres. If the link is down the gauge keeps the values of the last 90 days and sends "
-            "them later, oldest first. Every value carries a time stamp that is correct to a tenth of a second.",
-            "The harbour office sees the water level in a browser and can have alarms sent by text message. "
-            "An export in CSV form is available for every day, and a programming interface for those who want "
-            "to build their own displays.",
-            "The warranty is five years for the case and the radar, and two years for the battery. It covers "
-            "damage by lightning if the gauge was earthed as the manual says. Send a broken gauge back without "
-            "its mounting plate; a replacement is on its way within three working days.",
+            "Measurements travel over the mobile network or, where there is none, over a radio link of "
+            "up to eight kilometres. If the link is down the gauge keeps the values of the last 90 days "
+            "and sends them later, oldest first. Every value carries a time stamp that is correct to a "
+            "tenth of a second.",
+            "The harbour office sees the water level in a browser and can have alarms sent by text "
+            "message. An export in CSV form is available for every day, and a programming interface for "
+            "those who want to build their own displays.",
+            "The warranty is five years for the case and the radar, and two years for the battery. It "
+            "covers damage by lightning if the gauge was earthed as the manual says. Send a broken "
+            "gauge back without its mounting plate; a replacement is on its way within three working "
+            "days.",
         ),
     ),
 )

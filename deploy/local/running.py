@@ -22,6 +22,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from deploy.local.child_process import ChildProcess, describe_exit
+from deploy.local.console import StackError, tell
 from deploy.local.data_folder import DataFolder, process_lives
 from deploy.local.embedded_postgres import INGEST, MIGRATOR, SEARCHER, EmbeddedPostgres
 from deploy.local.guard import STOPPED
@@ -32,10 +33,6 @@ START_SECONDS = 180.0
 LOOK_SECONDS = 0.2
 # Longer than the services' own grace: it ends what hangs, not what finishes.
 STOP_SECONDS = 40.0
-
-
-class StackError(Exception):
-    """The stack cannot start; the text says what to do."""
 
 
 class Stack:
@@ -219,8 +216,3 @@ class Stack:
                 pass
             self._guard.wait()
             self._guard = None
-
-
-def tell(text: str) -> None:
-    """Prints one line on stderr: stdout holds the ready line and nothing else."""
-    print(f"readymark: {text}", file=sys.stderr, flush=True)

@@ -14,13 +14,14 @@ import socket
 import subprocess
 import sys
 import threading
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from deploy.local.console import StackError, tell
 from deploy.local.data_folder import DataFolder, default_data_dir, process_lives
-from deploy.local.running import Stack, StackError, tell
 
 DEFAULT_PORTS = {"ingest": 7401, "embedder": 7402, "search": 7403}
 # A stack that was killed: its guard needs a moment to stop PostgreSQL.
@@ -52,6 +53,10 @@ def up(folder: DataFolder, options: argparse.Namespace) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, on_signal)
     ports = choose_ports({service: getattr(options, f"{service}_port") for service in DEFAULT_PORTS})
+    with warnings.catch_warnings():
+        # The PostgreSQL package says that it puts its socket under /tmp; that is meant.
+        warnings.filterwarnings("ignore", message="XDG_RUNTIME_DIR")
+        from deploy.local.running import Stack
     stack = Stack(folder, ports, workers=options.workers, verbose=options.verbose, stopping=stopping)
     try:
         stack.start()
