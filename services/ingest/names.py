@@ -32,14 +32,18 @@ def parse_collection(parent: str, *, field: str = "parent") -> str:
     """Returns the collection's own name; raises InvalidArgumentError."""
     match = _COLLECTION.fullmatch(parent)
     if match is None:
-        problem = "it must be collections/ and a name of 1 to 63 of a-z, 0-9, -, _ and ., not starting with a sign"
+        problem = (
+            "it must be collections/ and a name of 1 to 63 of a-z, 0-9, -, _ and ., not starting with a sign"
+        )
         raise InvalidArgumentError("FIELD_INVALID", field=field, problem=problem)
     return match.group(1)
 
 
 def parse_collection_or_any(parent: str, *, field: str = "parent") -> str | None:
-    """As parse_collection, but `collections/-` and nothing at all mean any: None."""
-    if parent in ("", f"collections/{ANY}"):
+    """As parse_collection, but `collections/-` means any: None."""
+    if not parent:
+        raise InvalidArgumentError("FIELD_REQUIRED", field=field)
+    if parent == f"collections/{ANY}":
         return None
     return parse_collection(parent, field=field)
 
