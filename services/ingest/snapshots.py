@@ -110,19 +110,13 @@ def is_resumable(
 
 
 def _unpack(data: bytes) -> bytes:
-    """Reads in pieces, since the size in the header is only what the file claims."""
-    pieces: list[bytes] = []
-    size = 0
+    """The size in the header is what would be allocated, so it is looked at first."""
     try:
-        with zstandard.ZstdDecompressor().stream_reader(data) as reader:
-            while piece := reader.read(1 << 20):
-                size += len(piece)
-                if size > _MAX_BYTES:
-                    raise SnapshotInvalidError("the snapshot is larger than any of ours")
-                pieces.append(piece)
+        if not 0 < zstandard.frame_content_size(data) <= _MAX_BYTES:
+            raise SnapshotInvalidError("the snapshot has no size or a larger one than any of ours")
+        return zstandard.ZstdDecompressor().decompress(data, allow_extra_data=False)
     except zstandard.ZstdError as error:
         raise SnapshotInvalidError("the snapshot is damaged or not compressed by us") from error
-    return b"".join(pieces)
 
 
 def _canonical(body: dict[str, Any]) -> bytes:

@@ -69,8 +69,7 @@ class _Reader:
             case "inline" if self._tokens[index - 1].type != "heading_open":
                 self._paragraph(token)
             case "fence" | "code_block":
-                language = token.info.split()[0] if token.info.split() else None
-                self._add(BlockKind.CODE, token.content, token, language=language)
+                self._code(token)
             case "html_block":
                 self._add(BlockKind.PARAGRAPH, html.unescape(_TAGS.sub(" ", token.content)), token)
             case "bullet_list_open":
@@ -87,6 +86,22 @@ class _Reader:
                 self._quotes += 1
             case "blockquote_close":
                 self._quotes -= 1
+
+    def _code(self, token: Token) -> None:
+        """The lines are those of the code itself, without its fence."""
+        words = token.info.split()
+        skipped = len(token.content) - len(token.content.lstrip("\n"))
+        first = last = None
+        if token.map and self._has_source_lines:
+            first = token.map[0] + 1 + skipped + (1 if token.type == "fence" else 0)
+            last = first + token.content.strip("\n").count("\n")
+        self._builder.add(
+            BlockKind.CODE,
+            token.content,
+            language=words[0] if words else None,
+            start_line=first,
+            end_line=last,
+        )
 
     def _heading(self, index: int) -> None:
         token, inline = self._tokens[index], self._tokens[index + 1]
@@ -146,7 +161,6 @@ class _Reader:
         *,
         level: int | None = None,
         header_rows: int = 0,
-        language: str | None = None,
     ) -> None:
         lines = token.map if self._has_source_lines else None
         self._builder.add(
@@ -154,7 +168,6 @@ class _Reader:
             text,
             level=level,
             header_rows=header_rows,
-            language=language,
             start_line=lines[0] + 1 if lines else None,
             end_line=max(lines[1], lines[0] + 1) if lines else None,
         )

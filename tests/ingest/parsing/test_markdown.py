@@ -60,7 +60,8 @@ def test_places_lead_back_to_the_lines_of_the_file() -> None:
     table, code = by_kind[BlockKind.TABLE], by_kind[BlockKind.CODE]
     assert source[table.locator.start_line - 1].startswith("| a")
     assert source[table.locator.end_line - 1].startswith("| 3")
-    assert source[code.locator.start_line - 1] == "```python"
+    assert source[code.locator.start_line - 1] == "def f():"
+    assert source[code.locator.end_line - 1] == "    return 1"
     assert (table.header_rows, code.language) == (2, "python")
 
 

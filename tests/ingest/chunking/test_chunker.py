@@ -1,0 +1,364 @@
+"""Chunks: never too long, never cut wrong, nothing lost, always the same."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import os
+import subprocess
+import sys
+import uuid
+
+import pytest
+import regex
+import tokenizers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from services.ingest.chunking import Chunker, chunk_warnings
+from services.ingest.model import Asset, BlockKind, Chunk, ParsedDocument
+from services.ingest.parsing.accepted import MediaType
+from services.ingest.parsing.builder import DocumentBuilder
+from services.ingest.parsing.limits import ParseLimits
+from services.ingest.parsing.markdown import parse_markdown
+from tests.support.tokenizer_files import E5_UNKNOWN_TOKEN_ID, MINILM_UNKNOWN_TOKEN_ID, tokenizer_json
+
+DOCUMENT_ID = "6f1c0a52-9a0e-4c1e-8f0c-2f8f6f0d6c11"
+OVERHEAD = 5
+FAMILY = "👨\u200d👩\u200d👧\u200d👦"
+
+
+@functools.cache
+def chunker(max_tokens: int = 128, overlap_tokens: int = 16, model: str = "multilingual-e5-small") -> Chunker:
+    unknown = E5_UNKNOWN_TOKEN_ID if model.startswith("multi") else MINILM_UNKNOWN_TOKEN_ID
+    return Chunker(
+        tokenizer_json(model),
+        max_tokens=max_tokens,
+        overlap_tokens=overlap_tokens,
+        document_overhead_tokens=OVERHEAD,
+        unknown_token_id=unknown,
+        model_fingerprint="test",
+    )
+
+
+@functools.cache
+def tokenizer(model: str = "multilingual-e5-small") -> tokenizers.Tokenizer:
+    loaded = tokenizers.Tokenizer.from_buffer(tokenizer_json(model))
+    loaded.no_truncation()
+    loaded.no_padding()
+    return loaded
+
+
+def build(*blocks: tuple[BlockKind, str]) -> ParsedDocument:
+    builder = DocumentBuilder(MediaType.MARKDOWN, ParseLimits())
+    for kind, text in blocks:
+        builder.add(kind, text, level=1 if kind is BlockKind.HEADING else None)
+    return builder.build()
+
+
+def markdown(text: str) -> ParsedDocument:
+    builder = DocumentBuilder(MediaType.MARKDOWN, ParseLimits())
+    parse_markdown(text, builder)
+    return builder.build()
+
+
+def check(document: ParsedDocument, chunks: list[Chunk], max_tokens: int, model: str) -> None:
+    """What holds for all chunks of all documents."""
+    covered = bytearray(len(document.text))
+    for ordinal, chunk in enumerate(chunks):
+        start, end = chunk.locator.start_char, chunk.locator.end_char
+        assert chunk.ordinal == ordinal
+        assert chunk.content == document.text[start:end] != ""
+        assert len(chunk.content) <= 4000
+        tokens = len(tokenizer(model).encode(chunk.embed_text, add_special_tokens=False))
+        assert chunk.token_count == tokens + OVERHEAD <= max_tokens
+        covered[start:end] = b"\1" * (end - start)
+    missed = [
+        document.text[index]
+        for index, is_covered in enumerate(covered)
+        if not is_covered and not document.text[index].isspace()
+    ]
+    assert missed == []
+    assert len({chunk.chunk_id for chunk in chunks}) == len(chunks)
+    starts = [chunk.locator.start_char for chunk in chunks]
+    assert starts == sorted(starts)
+
+
+def split(
+    document: ParsedDocument,
+    *,
+    max_tokens: int = 128,
+    overlap_tokens: int = 16,
+    model: str = "multilingual-e5-small",
+) -> list[Chunk]:
+    chunks = chunker(max_tokens, overlap_tokens, model).split(document, DOCUMENT_ID)
+    check(document, chunks, max_tokens, model)
+    return chunks
+
+
+def without_overlap(document: ParsedDocument, chunks: list[Chunk]) -> str:
+    parts, position = [], 0
+    for chunk in chunks:
+        start = max(position, chunk.locator.start_char)
+        parts.append(document.text[start : chunk.locator.end_char])
+        position = max(position, chunk.locator.end_char)
+    return "".join("".join(parts).split())
+
+
+PIECES = st.one_of(
+    st.text(max_size=60),
+    st.sampled_from(
+        [
+            "数据备份与恢复。",
+            "请注意：不可恢复！",
+            "A sentence. ",
+            "e.g. this one; ",
+            FAMILY,
+            "🇨🇳",
+            "a\u0301",
+            "｜",
+            "word" * 40,
+            "没有标点" * 40,
+            "\n",
+            "| x | y |\n",
+        ]
+    ),
+)
+BLOCKS = st.lists(
+    st.tuples(st.sampled_from(list(BlockKind)), st.lists(PIECES, max_size=12).map("".join)),
+    min_size=1,
+    max_size=12,
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(BLOCKS, st.sampled_from([(32, 0), (64, 12), (200, 60)]))
+def test_any_document_is_covered_by_exact_slices_within_the_budget(
+    blocks: list[tuple[BlockKind, str]], policy: tuple[int, int]
+) -> None:
+    builder = DocumentBuilder(MediaType.MARKDOWN, ParseLimits())
+    for index, (kind, text) in enumerate(blocks):
+        level = index % 3 + 1 if kind is BlockKind.HEADING else None
+        builder.add(kind, text, level=level, header_rows=2 * (index % 2) if kind is BlockKind.TABLE else 0)
+    if builder.has_text:
+        split(builder.build(), max_tokens=policy[0], overlap_tokens=policy[1])
+
+
+@pytest.mark.parametrize("model", ["multilingual-e5-small", "all-MiniLM-L6-v2"])
+def test_three_thousand_han_without_punctuation_stay_within_the_window(model: str) -> None:
+    document = build((BlockKind.PARAGRAPH, "这是一段没有任何标点的文字" * 250))
+    chunks = split(document, max_tokens=512, model=model)
+    assert len(chunks) > 2
+
+
+def test_characters_are_never_cut_and_joined_chunks_give_the_source() -> None:
+    england = "🏴\U000e0067\U000e0062\U000e007f"
+    body = "备份数据恢复系统" * 1250 + (FAMILY + england + "e\u0301" + "☎\ufe0f") * 300
+    document = build((BlockKind.PARAGRAPH, body))
+    chunks = split(document)
+    assert without_overlap(document, chunks) == document.text
+    borders = {match.start() for match in regex.finditer(r"\X", document.text)}
+    for chunk in chunks:
+        assert chunk.locator.start_char in borders
+        assert "\ufffd" not in chunk.content
+
+
+def test_a_blob_that_is_one_token_to_the_model_is_cut_by_characters() -> None:
+    document = build((BlockKind.PARAGRAPH, "QUJD" * 12_500))
+    chunks = split(document, max_tokens=256, model="all-MiniLM-L6-v2")
+    assert max(len(chunk.content) for chunk in chunks) <= 4000
+
+
+def test_one_character_of_a_thousand_accents_still_fits() -> None:
+    split(build((BlockKind.PARAGRAPH, "a" + "\u0315\u0316" * 500)), max_tokens=32)
+
+
+def test_sentences_stay_whole_in_both_languages() -> None:
+    sentences = []
+    for number in range(40):
+        sentences.append(f"第{number}次备份已经完成，请检查日志（见“说明”）。”")
+        sentences.append(f"Dr. Smith ran e.g. backup {number} at 3.15 p.m. on time. ")
+    document = build((BlockKind.PARAGRAPH, "".join(sentences)))
+    for chunk in split(document):
+        assert chunk.content.startswith(("第", "Dr."))
+        assert chunk.content.endswith(("”", "time."))
+
+
+def test_overlap_is_whole_sentences_of_the_same_section_within_its_limit() -> None:
+    text = "".join(f"这是第{number}句话内容。" for number in range(60))
+    document = markdown(f"# 一\n\n{text}\n\n# 二\n\n{text}")
+    chunks = split(document, overlap_tokens=20)
+    repeated = 0
+    for before, after in itertools.pairwise(chunks):
+        overlap = document.text[after.locator.start_char : before.locator.end_char]
+        if before.locator.heading_path != after.locator.heading_path:
+            assert after.locator.start_char >= before.locator.end_char
+        elif overlap:
+            repeated += 1
+            assert overlap.startswith("这是第") and overlap.endswith("。")
+            assert len(tokenizer().encode(overlap, add_special_tokens=False)) <= 20
+    assert repeated > 4
+
+
+def test_no_overlap_means_none() -> None:
+    text = "".join(f"这是第{number}句话内容。" for number in range(60))
+    chunks = split(build((BlockKind.PARAGRAPH, text)), overlap_tokens=0)
+    assert all(a.locator.end_char <= b.locator.start_char for a, b in itertools.pairwise(chunks))
+
+
+def test_a_heading_stands_once_in_what_is_embedded() -> None:
+    body = "".join(f"这是第{number}句话内容。" for number in range(60))
+    document = markdown(f"# 手册\n\n## 安装步骤\n\n{body}\n\n## 空的一节\n")
+    chunks = split(document)
+    assert chunks[0].content.startswith("手册\n\n安装步骤\n\n这是第0句")
+    assert (chunks[0].prefix, chunks[1].prefix) == ("", "手册 > 安装步骤\n\n")
+    for chunk in chunks[:-1]:
+        assert chunk.locator.heading_path == ("手册", "安装步骤")
+        assert chunk.embed_text.count("安装步骤") == 1
+    # A section without a body is found by its title all the same.
+    last = chunks[-1]
+    assert (last.content, last.kind, last.prefix) == ("空的一节", BlockKind.HEADING, "手册\n\n")
+
+
+def test_a_chunk_never_mixes_two_sections() -> None:
+    document = markdown("# A\n\nshort a.\n\n# B\n\nshort b.")
+    assert [chunk.content for chunk in split(document)] == ["A\n\nshort a.", "B\n\nshort b."]
+
+
+def test_a_heading_path_takes_at_most_a_quarter_and_loses_its_outer_titles() -> None:
+    titles = [f"第{level}层标题，写得相当长以便超过四分之一的预算" for level in range(1, 6)]
+    head = "\n\n".join("#" * (level + 1) + " " + title for level, title in enumerate(titles))
+    chunks = split(markdown(head + "\n\n" + "内容在这里。" * 80), max_tokens=128)
+    prefix = chunks[-1].prefix
+    assert prefix.startswith("… > ") and prefix.endswith(titles[-1] + "\n\n")
+    assert len(tokenizer().encode(prefix, add_special_tokens=False)) <= 128 // 4
+
+
+def test_every_part_of_a_long_table_has_its_header_and_caption_once() -> None:
+    header = "| 型号 | 重量 |\n| --- | --- |\n"
+    rows = "".join(f"| 型号{number} | {number}公斤 |\n" for number in range(200))
+    document = markdown(f"# 规格\n\n正文在前。\n\n表 1：规格\n\n{header}{rows}\n正文在后。")
+    chunks = split(document)
+    tables = [chunk for chunk in chunks if chunk.kind is BlockKind.TABLE or "| 型号" in chunk.content]
+    assert len(tables) > 5
+    for chunk in tables:
+        text = chunk.embed_text
+        assert text.count("| 型号 | 重量 |\n| --- | --- |\n|") == 1
+        assert text.count("表 1：规格") == 1
+        table = text[text.index("| 型号 | 重量 |") :]
+        assert "\n\n" not in table
+        assert all(line.startswith("| ") and line.endswith(" |") for line in table.split("\n"))
+        assert "正文" not in text
+    found = [row for row in rows.splitlines() if any(row in chunk.content.split("\n") for chunk in tables)]
+    assert found == rows.splitlines()
+
+
+def test_a_small_table_stays_whole() -> None:
+    document = markdown("Before.\n\n| a | b |\n|---|---|\n| 1 | 2 |\n\nAfter.")
+    assert [chunk.content for chunk in split(document)] == [
+        "Before.",
+        "| a | b |\n| --- | --- |\n| 1 | 2 |",
+        "After.",
+    ]
+
+
+def test_a_row_or_header_wider_than_a_chunk_is_cut_at_its_cells() -> None:
+    wide = "| " + " | ".join(f"单元格内容{number}" for number in range(120)) + " |"
+    rule = "| " + " | ".join("---" for _ in range(120)) + " |"
+    chunks = split(markdown(f"{wide}\n{rule}\n{wide}\n"))
+    assert len(chunks) > 4
+
+
+def test_code_is_cut_between_lines_and_keeps_its_indent() -> None:
+    lines = [f"    value_{number} = compute({number})" for number in range(80)]
+    document = markdown("```python\n" + "\n".join(lines) + "\n```")
+    chunks = split(document)
+    assert "\n".join(chunk.content for chunk in chunks).split("\n") == lines
+    assert [chunk.locator.start_line for chunk in chunks] == [
+        2 + lines.index(chunk.content.split("\n")[0]) for chunk in chunks
+    ]
+
+
+def test_pages_of_a_chunk_are_all_named() -> None:
+    builder = DocumentBuilder(MediaType.PDF, ParseLimits())
+    for page in (3, 4):
+        builder.add(BlockKind.PARAGRAPH, f"Text of page {page}.", page=page)
+    (chunk,) = split(builder.build())
+    assert (chunk.locator.page, chunk.locator.end_page) == (3, 4)
+
+
+def test_a_picture_belongs_to_the_chunk_at_its_place() -> None:
+    builder = DocumentBuilder(MediaType.PDF, ParseLimits())
+    sha256 = "a" * 64
+    builder.add_asset(Asset(sha256, "image/png", 1))
+    builder.add(BlockKind.HEADING, "One", level=1)
+    builder.add(BlockKind.PARAGRAPH, "First.")
+    builder.add(BlockKind.IMAGE, "", asset_sha256=sha256)
+    builder.add(BlockKind.HEADING, "Two", level=1)
+    builder.add(BlockKind.PARAGRAPH, "Second.")
+    assert [chunk.asset_sha256s for chunk in split(builder.build())] == [(sha256,), ()]
+
+
+def test_ids_are_stable_and_apart_for_equal_texts() -> None:
+    document = markdown("# A\n\nsame.\n\n# A\n\nsame.")
+    first, again = split(document), split(document)
+    assert first == again
+    assert first[0].embed_text == first[1].embed_text
+    assert first[0].chunk_id != first[1].chunk_id
+    assert uuid.UUID(first[0].chunk_id).version == 5
+    other = chunker().split(document, "00000000-0000-0000-0000-000000000001")
+    assert not {c.chunk_id for c in first} & {c.chunk_id for c in other}
+
+
+def test_two_processes_with_other_hash_seeds_give_the_same_chunks() -> None:
+    code = """
+from tests.ingest.chunking import test_chunker as t
+table = "| a | b |\\n|---|---|\\n" + "| 1 | 2 |\\n" * 60
+chunks = t.split(t.markdown("# A\\n\\n" + "备份完成。Now rest. " * 60 + "\\n\\n" + table))
+print(t.chunker().fingerprint, *(f"{c.chunk_id}:{c.locator}:{c.token_count}" for c in chunks))
+"""
+    outputs = []
+    for seed in ("1", "4711"):
+        environment = {"PYTHONPATH": os.pathsep.join(sys.path), "PYTHONHASHSEED": seed}
+        command = [sys.executable, "-c", code]
+        run = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+        outputs.append(run.stdout)
+    assert len(outputs[0].split()) > 5
+    assert outputs[0] == outputs[1]
+
+
+def test_the_fingerprint_changes_with_what_changes_chunks_and_with_nothing_else() -> None:
+    prints = {chunker().fingerprint, chunker(64).fingerprint, chunker(128, 0).fingerprint}
+    prints.add(chunker(128, 16, "all-MiniLM-L6-v2").fingerprint)
+    assert len(prints) == 4
+    other_model = Chunker(
+        tokenizer_json(),
+        max_tokens=128,
+        overlap_tokens=16,
+        document_overhead_tokens=OVERHEAD,
+        unknown_token_id=E5_UNKNOWN_TOKEN_ID,
+        model_fingerprint="another model with the same tokenizer",
+    )
+    assert other_model.fingerprint == chunker().fingerprint
+
+
+def test_a_model_that_does_not_know_the_language_is_named() -> None:
+    document = build((BlockKind.PARAGRAPH, "本指南说明如何备份生产数据库。" * 20))
+    (warning,) = chunk_warnings(split(document, model="all-MiniLM-L6-v2"))
+    assert warning.reason == "MODEL_LACKS_LANGUAGE"
+    assert int(warning.parameters["percent"]) > 20
+    assert chunk_warnings(split(document)) == ()
+    assert chunk_warnings([]) == ()
+
+
+def test_progress_never_goes_back_and_ends_at_its_total() -> None:
+    seen: list[tuple[int, int]] = []
+    document = build((BlockKind.PARAGRAPH, "一句话。" * 5_000))
+    chunker().split(document, DOCUMENT_ID, lambda done, total: seen.append((done, total)))
+    assert [done for done, _ in seen] == sorted(done for done, _ in seen)
+    assert seen[-1] == (2 * len(document.text), 2 * len(document.text))
+
+
+def test_a_limit_without_room_for_text_is_refused() -> None:
+    with pytest.raises(ValueError, match="no room"):
+        chunker(20)
