@@ -55,7 +55,7 @@ SENTENCES: Mapping[str, tuple[str, str]] = {
         "文件中没有找到文字，无法检索。",
     ),
     "NO_TEXT_LAYER": (
-        "The {pages} pages are images without a text layer; run text recognition (OCR) and upload the result.",
+        "The {pages} pages are images without text; run text recognition (OCR) and upload the result.",
         "文件的 {pages} 页均为没有文字层的图像；请先进行文字识别（OCR）再上传。",
     ),
     "PARSE_TIMEOUT": (
@@ -151,11 +151,11 @@ SENTENCES: Mapping[str, tuple[str, str]] = {
         "文档的原始文件已丢失；请重新提交。",
     ),
     "DOCUMENT_EXISTS": (
-        "The same document is there already as {document}; choose another duplicate policy to replace or keep it.",
+        "The same document is there already as {document}; choose another duplicate policy to replace it.",
         "相同的文档已存在：{document}；如需替换或保留两份，请选择其他重复策略。",
     ),
     "SOURCE_KEY_TAKEN": (
-        "Source key {source_key} belongs to document {document}; a second document needs another key or none.",
+        "Source key {source_key} belongs to document {document}; a second one needs another key or none.",
         "来源键 {source_key} 已属于文档 {document}；第二份文档需要使用其他键或不使用键。",
     ),
     "REQUEST_ID_REUSED": (
@@ -240,7 +240,7 @@ SENTENCES: Mapping[str, tuple[str, str]] = {
     ),
     # Warnings: the document is READY all the same.
     "MODEL_LACKS_LANGUAGE": (
-        "{percent} % of the text is unknown to the embedding model, so search by meaning will hardly find it; "
+        "{percent} % of the text is unknown to the embedding model, search by meaning will hardly find it; "
         "use a multilingual model.",
         "文本中有 {percent}% 的内容为向量模型所不识，语义检索很难命中；请使用多语言模型。",
     ),

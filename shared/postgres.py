@@ -107,14 +107,15 @@ async def discard(connection: Connection | None) -> None:
 
 
 async def require_supported_server(connection: AsyncConnection[Any]) -> None:
-    """Raises UnsupportedServerError unless PostgreSQL >= 15 with pgvector >= 0.8.4 (installed or installable)."""
+    """Raises UnsupportedServerError unless PostgreSQL >= 15 with pgvector >= 0.8.4 is there."""
     version = connection.info.server_version
     if version < MIN_SERVER_VERSION:
         raise UnsupportedServerError(
             f"PostgreSQL {version // 10000} is too old; Readymark needs PostgreSQL 15 or newer."
         )
     cursor = await connection.execute(
-        "SELECT coalesce(installed_version, default_version) FROM pg_available_extensions WHERE name = 'vector'"
+        "SELECT coalesce(installed_version, default_version) FROM pg_available_extensions "
+        "WHERE name = 'vector'"
     )
     row = await cursor.fetchone()
     if row is None:
@@ -124,5 +125,5 @@ async def require_supported_server(connection: AsyncConnection[Any]) -> None:
         needed = ".".join(str(part) for part in MIN_PGVECTOR)
         raise UnsupportedServerError(
             f"pgvector {found} is too old; Readymark needs {needed} or newer, "
-            "since older ones can damage indexes. Upgrade the package, then run ALTER EXTENSION vector UPDATE."
+            "since older ones can damage indexes. Upgrade it, then run ALTER EXTENSION vector UPDATE."
         )

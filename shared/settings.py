@@ -64,9 +64,11 @@ def from_environment(
             values[field.name] = _parse(text, types[field.name])
         except ValueError as error:
             faults.append(f"{name}: {error}")
-    for name in environment:
-        if name.startswith(prefix) and name not in known and name not in CLIENT_VARIABLES:
-            faults.append(f"{name} is not a setting of this service")
+    faults.extend(
+        f"{name} is not a setting of this service"
+        for name in environment
+        if name.startswith(prefix) and name not in known and name not in CLIENT_VARIABLES
+    )
     if not faults:
         try:
             return cls(**values)

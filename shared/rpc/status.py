@@ -1,0 +1,110 @@
+"""Errors to gRPC statuses and back. The one file that knows gRPC status codes.
+
+An error travels as canonical code + google.rpc details: ErrorInfo (reason, domain, the
+facts of the sentence and the error's kind under "code"), LocalizedMessage in the reader's
+language, RetryInfo where there is a time to wait, BadRequest where a field is at fault.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import grpc
+from google.protobuf import any_pb2, duration_pb2
+from google.rpc import error_details_pb2, status_pb2
+from grpc_status import rpc_status
+
+from shared import errors
+from shared.errors import ReadymarkError
+
+DOMAIN = "readymark"
+# The kind of the error travels among the facts under this name.
+CODE_KEY = "code"
+PUSHBACK_KEY = "grpc-retry-pushback-ms"
+
+STATUS_OF: Mapping[type[ReadymarkError], grpc.StatusCode] = {
+    errors.InvalidDocumentError: grpc.StatusCode.INVALID_ARGUMENT,
+    errors.InvalidArgumentError: grpc.StatusCode.INVALID_ARGUMENT,
+    errors.ResourceNotFoundError: grpc.StatusCode.NOT_FOUND,
+    errors.ConflictError: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.AlreadyExistsError: grpc.StatusCode.ALREADY_EXISTS,
+    errors.ModelMismatchError: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.DependencyUnavailableError: grpc.StatusCode.UNAVAILABLE,
+    errors.OverloadedError: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    errors.DeadlineExceededError: grpc.StatusCode.DEADLINE_EXCEEDED,
+    errors.LeaseLostError: grpc.StatusCode.ABORTED,
+    errors.InternalError: grpc.StatusCode.INTERNAL,
+}
+# What a status means that does not come from a Readymark service: a proxy, gRPC itself.
+_FOREIGN: Mapping[grpc.StatusCode, tuple[type[ReadymarkError], str]] = {
+    grpc.StatusCode.UNAVAILABLE: (errors.DependencyUnavailableError, "UNAVAILABLE"),
+    grpc.StatusCode.CANCELLED: (errors.DependencyUnavailableError, "UNAVAILABLE"),
+    grpc.StatusCode.ABORTED: (errors.DependencyUnavailableError, "UNAVAILABLE"),
+    grpc.StatusCode.RESOURCE_EXHAUSTED: (errors.OverloadedError, "OVERLOADED"),
+    grpc.StatusCode.DEADLINE_EXCEEDED: (errors.DeadlineExceededError, "DEADLINE_EXCEEDED"),
+}
+
+
+def code_of(error: ReadymarkError) -> grpc.StatusCode:
+    return STATUS_OF[type(error)]
+
+
+def to_rpc_status(error: ReadymarkError, language: str = "en") -> status_pb2.Status:
+    """Returns the status a client gets, sentence in `language`."""
+    message = error.message(language)
+    status = status_pb2.Status(code=code_of(error).value[0], message=message)
+    details: list[object] = [
+        error_details_pb2.ErrorInfo(
+            reason=error.reason, domain=DOMAIN, metadata={**error.parameters, CODE_KEY: error.code}
+        ),
+        error_details_pb2.LocalizedMessage(locale="zh-CN" if language == "zh" else "en-US", message=message),
+    ]
+    if error.retry_after_seconds is not None:
+        delay = duration_pb2.Duration()
+        delay.FromMilliseconds(int(error.retry_after_seconds * 1000))
+        details.append(error_details_pb2.RetryInfo(retry_delay=delay))
+    field = error.parameters.get("field")
+    if field is not None:
+        violation = error_details_pb2.BadRequest.FieldViolation(field=field, description=message)
+        details.append(error_details_pb2.BadRequest(field_violations=[violation]))
+    for detail in details:
+        packed = any_pb2.Any()
+        packed.Pack(detail)  # type: ignore[arg-type]
+        status.details.append(packed)
+    return status
+
+
+def trailing_metadata(error: ReadymarkError) -> tuple[tuple[str, str], ...]:
+    """Returns what a gRPC client library itself understands: how long to wait before a retry."""
+    if error.retry_after_seconds is None:
+        return ()
+    return ((PUSHBACK_KEY, str(int(error.retry_after_seconds * 1000))),)
+
+
+def from_rpc_error(error: grpc.RpcError) -> ReadymarkError:
+    """Returns the error that a service raised, or the nearest of ours for a foreign status."""
+    status = _status_of(error)
+    retry_after = None
+    info: error_details_pb2.ErrorInfo | None = None
+    for detail in status.details if status is not None else ():
+        if detail.Is(error_details_pb2.ErrorInfo.DESCRIPTOR):
+            info = error_details_pb2.ErrorInfo()
+            detail.Unpack(info)
+        elif detail.Is(error_details_pb2.RetryInfo.DESCRIPTOR):
+            retry = error_details_pb2.RetryInfo()
+            detail.Unpack(retry)
+            retry_after = retry.retry_delay.ToMilliseconds() / 1000
+    if info is not None and info.domain == DOMAIN:
+        facts = dict(info.metadata)
+        kind = errors.BY_CODE.get(facts.pop(CODE_KEY, ""), errors.InternalError)
+        return kind(info.reason, retry_after_seconds=retry_after, **facts)
+    kind, reason = _FOREIGN.get(error.code(), (errors.InternalError, "INTERNAL"))
+    return kind(reason, retry_after_seconds=retry_after)
+
+
+def _status_of(error: grpc.RpcError) -> status_pb2.Status | None:
+    try:
+        return rpc_status.from_call(error)
+    except ValueError:
+        # Details that contradict the code: somebody between us changed one of them.
+        return None
