@@ -362,3 +362,48 @@ def test_progress_never_goes_back_and_ends_at_its_total() -> None:
 def test_a_limit_without_room_for_text_is_refused() -> None:
     with pytest.raises(ValueError, match="no room"):
         chunker(20)
+
+
+def byte_level_tokenizer() -> bytes:
+    """Returns a tokenizer that cuts rare characters into bytes and counts line ends, as many models' do."""
+    model = tokenizers.Tokenizer(tokenizers.models.BPE())
+    model.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=300, initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+    )
+    model.train_from_iterator(["the backup of the database is done. "], trainer)
+    return model.to_str().encode()
+
+
+def test_a_tokenizer_of_bytes_cuts_no_character_and_counts_line_ends() -> None:
+    splitter = Chunker(
+        byte_level_tokenizer(),
+        max_tokens=64,
+        overlap_tokens=8,
+        document_overhead_tokens=2,
+        unknown_token_id=None,
+        model_fingerprint="bytes",
+    )
+    document = markdown("猫😀" * 1000 + "\n\n" + "\n\n".join("the backup" for _ in range(60)))
+    chunks = splitter.split(document, DOCUMENT_ID)
+    assert without_overlap(document, chunks) == "".join(document.text.split())
+    counter = tokenizers.Tokenizer.from_str(byte_level_tokenizer().decode())
+    for chunk in chunks:
+        assert "\ufffd" not in chunk.content
+        assert chunk.token_count == len(counter.encode(chunk.embed_text)) + 2 <= 64
+        assert chunk.unknown_token_count == 0
+
+
+def test_a_chunk_fits_the_model_with_its_prefix_and_special_tokens() -> None:
+    overhead = len(tokenizer().encode("passage: "))
+    splitter = Chunker(
+        tokenizer_json(),
+        max_tokens=64,
+        overlap_tokens=8,
+        document_overhead_tokens=overhead,
+        unknown_token_id=E5_UNKNOWN_TOKEN_ID,
+        model_fingerprint="e5",
+    )
+    body = "数据备份完成后请检查日志。The restore took 3.5 hours on node-7; see log. 😀" * 100
+    for chunk in splitter.split(markdown(f"# 手册\n\n{body}"), DOCUMENT_ID):
+        assert len(tokenizer().encode("passage: " + chunk.embed_text)) <= chunk.token_count <= 64
