@@ -10,22 +10,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import signal
 import sys
-from collections.abc import Sequence
 
 from readymark.embedder.v1 import embedder_service_pb2 as pb
 from readymark.embedder.v1 import embedder_service_pb2_grpc as pb_grpc
-from shared.rpc.server import Serving, create_server
 
 from services.embedder.embedding import TextEmbedder, load_embedder
 from services.embedder.model_files import ModelFilesError
-from services.embedder.pooling import Vectors
-from services.embedder.scheduler import Encode
 from services.embedder.servicer import EmbedderServicer
 from services.embedder.settings import PREFIX, EmbedderSettings
-from services.embedder.tokenizing import TokenIds
 from shared import telemetry
+from shared.rpc.server import PortTakenError, Serving, create_server, wait_for_signal
 from shared.settings import SettingsError, from_environment
 
 SERVICE_NAME = "readymark-embedder"
@@ -36,11 +31,9 @@ log = logging.getLogger("services.embedder")
 
 async def serve(settings: EmbedderSettings) -> int:
     """Serves until a signal or a broken model; returns the exit status."""
-    stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    signalled = asyncio.ensure_future(wait_for_signal())
     traces = telemetry.setup(SERVICE_NAME)
-    embedder = await asyncio.to_thread(load_embedder, settings, _traced)
+    embedder = await asyncio.to_thread(load_embedder, settings)
     embedder.scheduler.start()
     await embedder.warm_up()
     server = create_server(service_name=SERVICE_NAME, telemetry=traces)
@@ -54,43 +47,28 @@ async def serve(settings: EmbedderSettings) -> int:
     address = await serving.start()
     serving.set_serving(True)
     _log_serving(address, embedder)
-    broken = await _first(stop, embedder.scheduler.broken)
-    serving.set_serving(False)
+    broken = asyncio.ensure_future(embedder.scheduler.broken.wait())
+    await asyncio.wait((signalled, broken), return_when=asyncio.FIRST_COMPLETED)
+    # NOT_SERVING first, then running calls finish, then the threads that they wait for.
     await serving.stop(settings.stop_grace_seconds)
     await embedder.close()
     traces.shutdown()
-    log.info("stopped", extra={"broken": broken})
-    return 1 if broken else 0
-
-
-async def _first(stop: asyncio.Event, broken: asyncio.Event) -> bool:
-    """Returns, when one of the two is set, whether it is `broken`."""
-    waits = [asyncio.ensure_future(event.wait()) for event in (stop, broken)]
-    await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-    for wait in waits:
-        wait.cancel()
-    return broken.is_set()
-
-
-def _traced(encode: Encode) -> Encode:
-    def encode_in_span(rows: Sequence[TokenIds]) -> Vectors:
-        with telemetry.span("encode batch", rows=len(rows), tokens=sum(len(row) for row in rows)):
-            return encode(rows)
-
-    return encode_in_span
+    is_broken = broken.done()
+    broken.cancel()
+    telemetry.log_event(log, "stopped", is_broken=is_broken)
+    return 1 if is_broken else 0
 
 
 def _log_serving(address: str, embedder: TextEmbedder) -> None:
     model = embedder.model
-    log.info(
+    telemetry.log_event(
+        log,
         "serving",
-        extra={
-            "address": address,
-            "model_id": model.model_id,
-            "fingerprint": model.fingerprint,
-            "dimension": model.dimension,
-            "providers": ",".join(model.providers),
-        },
+        address=address,
+        model_id=model.model_id,
+        fingerprint=model.fingerprint,
+        dimension=model.dimension,
+        providers=model.providers,
     )
 
 
@@ -101,8 +79,8 @@ def main() -> int:
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     try:
         return asyncio.run(serve(from_environment(EmbedderSettings, PREFIX, os.environ)))
-    except (SettingsError, ModelFilesError) as error:
-        log.error("not started", extra={"cause": str(error)})
+    except (SettingsError, ModelFilesError, PortTakenError) as error:
+        telemetry.log_event(log, "not started", logging.ERROR, cause=str(error))
         return 2
 
 

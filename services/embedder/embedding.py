@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NoReturn
@@ -18,13 +18,12 @@ from services.embedder.encoder import OnnxEncoder
 from services.embedder.lanes import Lane
 from services.embedder.model_files import find_model, read_model_files
 from services.embedder.pooling import Vectors
-from services.embedder.scheduler import Encode, Scheduler
+from services.embedder.scheduler import Scheduler
 from services.embedder.settings import EmbedderSettings
 from services.embedder.tokenizing import InputKind, TextTokenizer, TokenizedText
 from shared.errors import InvalidArgumentError, ModelMismatchError
 
 LANE = {InputKind.QUERY: Lane.QUERY, InputKind.DOCUMENT: Lane.DOCUMENT}
-Traced = Callable[[Encode], Encode]
 TOKENIZER_PIECE_BYTES = 1 << 20
 WARM_UP_TEXT = "A text of ordinary length, as it comes from a document, warms the model up. "
 
@@ -156,11 +155,8 @@ def _refuse(reason: str, *, actual: int, limit: int) -> NoReturn:
     raise InvalidArgumentError(reason, field="inputs", actual=actual, limit=limit)
 
 
-def load_embedder(settings: EmbedderSettings, traced: Traced | None = None) -> TextEmbedder:
-    """Returns the embedder of the settings' model, not started yet; raises ModelFilesError.
-
-    `traced` may wrap the computation of a batch in a span.
-    """
+def load_embedder(settings: EmbedderSettings) -> TextEmbedder:
+    """Returns the embedder of the settings' model, not started yet; raises ModelFilesError."""
     files = read_model_files(*find_model(settings.model, Path(settings.models_dir)))
     tokenizer = TextTokenizer(files)
     encoder = OnnxEncoder(files, settings.provider)
@@ -181,7 +177,7 @@ def load_embedder(settings: EmbedderSettings, traced: Traced | None = None) -> T
     )
     (probe,) = tokenizer.tokenize(["probe"], InputKind.QUERY, truncate=True)
     scheduler = Scheduler(
-        traced(encoder.encode) if traced else encoder.encode,
+        encoder.encode,
         dimension=encoder.dimension,
         probe=probe.ids,
         workers=settings.worker_count,

@@ -27,6 +27,7 @@ from shared.errors import (
     OverloadedError,
     ReadymarkError,
 )
+from shared.telemetry import log_event
 
 log = logging.getLogger(__name__)
 
@@ -206,9 +207,9 @@ class Scheduler:
                 started_at = time.monotonic()
                 rows = self._compute(batch)
                 self._finish(batch, rows, time.monotonic() - started_at)
-        except Exception as error:
+        except Exception:
             # Whatever it is, the model or this code is broken; silence would leave callers hanging.
-            log.exception("embedder broken", extra={"cause": type(error).__name__})
+            log.exception("embedder broken")
             self._break()
 
     def _next_batch(self) -> list[_Text]:
@@ -235,7 +236,7 @@ class Scheduler:
         try:
             vectors = self._encode([text.ids for text in batch])
         except Exception as error:  # noqa: BLE001 - which row is to blame shows when each runs alone
-            log.warning("batch failed", extra={"rows": len(batch), "cause": type(error).__name__})
+            log_event(log, "batch failed", logging.WARNING, rows=len(batch), cause=type(error).__name__)
             return [self._compute_alone(text) for text in batch]
         usable = usable_rows(vectors)
         if usable.all():
@@ -251,7 +252,7 @@ class Scheduler:
             if usable_rows(vectors).all():
                 return vectors.reshape(-1)
         except Exception as error:  # noqa: BLE001 - the probe decides whether the text or the model is at fault
-            log.warning("text failed", extra={"tokens": text.token_count, "cause": type(error).__name__})
+            log_event(log, "text failed", logging.WARNING, tokens=len(text.ids), cause=type(error).__name__)
         if not usable_rows(self._encode([self._probe])).all():
             raise RuntimeError("the model gives no usable vector for its probe")
         return None

@@ -11,6 +11,7 @@ from readymark.embedder.v1 import embedder_service_pb2_grpc as pb_grpc
 
 from services.embedder import wire
 from services.embedder.embedding import TextEmbedder
+from shared import telemetry
 
 
 class EmbedderServicer(pb_grpc.EmbedderServiceServicer):
@@ -25,13 +26,15 @@ class EmbedderServicer(pb_grpc.EmbedderServiceServicer):
     async def Embed(  # noqa: N802
         self, request: pb.EmbedRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.EmbedResponse:
-        embedded = await self._embedder.embed(
-            list(request.inputs),
-            wire.input_kind(request),
-            truncate=wire.is_truncation_allowed(request),
-            expected_fingerprint=request.expected_fingerprint,
-            timeout_seconds=context.time_remaining(),
-        )
+        with telemetry.span("embed", inputs=len(request.inputs)) as span:
+            embedded = await self._embedder.embed(
+                list(request.inputs),
+                wire.input_kind(request),
+                truncate=wire.is_truncation_allowed(request),
+                expected_fingerprint=request.expected_fingerprint,
+                timeout_seconds=context.time_remaining(),
+            )
+            span.set_attributes(wire.span_attributes(embedded))
         return wire.embed_response(embedded, self._embedder.model)
 
     async def DownloadTokenizer(  # noqa: N802

@@ -48,6 +48,14 @@ def embed_response(embedded: Embedded, model: LoadedModel) -> pb.EmbedResponse:
     return response
 
 
+def span_attributes(embedded: Embedded) -> dict[str, float]:
+    return {
+        "tokens": sum(embedded.token_counts),
+        "queue_seconds": embedded.queue_seconds,
+        "compute_seconds": embedded.compute_seconds,
+    }
+
+
 def model_message(model: LoadedModel) -> pb.Model:
     return pb.Model(
         model_id=model.model_id,
