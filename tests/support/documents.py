@@ -1,164 +1,159 @@
-"""Documents in any state, put straight into the tables, and what tests read back. No asserts here.
-
-The submission code is not used on purpose: a fault in it must not hide one in the worker.
-"""
+"""Documents in every state, made through the real API and the real transitions of a worker."""
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
-import uuid
+from collections.abc import AsyncIterator, Iterable
 from typing import Any
 
-from services.ingest.repository import jobs
+import numpy as np
+from readymark.ingest.v1 import ingest_service_pb2 as pb
+from readymark.ingest.v1 import ingest_service_pb2_grpc as pb_grpc
+
+from services.ingest.blobs import BlobStore, snapshot_key
+from services.ingest.lifecycle import STAGES, DocumentStatus
+from services.ingest.model import BlockKind, Chunk, Locator
+from services.ingest.repository import jobs, publication
 from services.ingest.repository.jobs import Lease
+from services.ingest.repository.publication import IndexedChunk, SnapshotRecord, SnapshotRow
+from shared import postgres
 from shared.postgres import Pool
 
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Submitted:
-    document_id: str
-    version_id: int
-    job_id: int
-    collection_id: int
+DIMENSION = 4
+FINGERPRINT = "f" * 64
 
 
-async def submit(
-    pool: Pool,
-    *,
-    collection: str = "default",
-    content: bytes = b"content",
-    display_name: str = "a.txt",
-    max_attempts: int = 3,
-    retry_delay_seconds: float = 10.0,
-    lease_seconds: float = 60.0,
-    available_in_seconds: float = 0.0,
-    document_id: str | None = None,
-) -> Submitted:
-    """Inserts a document, or a new version of `document_id`, with a due job."""
-    sha256 = hashlib.sha256(content).hexdigest()
-    async with pool.connection() as connection, connection.transaction():
-
-        async def one(statement: str, **values: Any) -> dict[str, Any]:
-            cursor = await connection.execute(statement, values)
-            row = await cursor.fetchone()
-            assert row is not None
-            return row
-
-        where = await one(
-            "INSERT INTO collections (tenant_id, name) SELECT tenant_id, %(name)s FROM tenants WHERE name = 'default' "
-            "ON CONFLICT (tenant_id, name) DO UPDATE SET name = excluded.name RETURNING collection_id, tenant_id",
-            name=collection,
-        )
-        await connection.execute(
-            "INSERT INTO blobs (sha256, size_bytes) VALUES (%s, %s) ON CONFLICT DO NOTHING",
-            (sha256, len(content)),
-        )
-        if document_id is None:
-            document_id = str(uuid.uuid4())
-            await connection.execute(
-                "INSERT INTO documents (document_id, tenant_id, collection_id, display_name) "
-                "VALUES (%(id)s, %(tenant_id)s, %(collection_id)s, %(name)s)",
-                {"id": document_id, "name": display_name, **where},
-            )
-        version = await one(
-            "INSERT INTO document_versions (document_id, collection_id, number, status, blob_sha256, size_bytes) "
-            "SELECT %(id)s, %(collection_id)s, coalesce(max(number), 0) + 1, 'PENDING', %(sha256)s, %(size)s "
-            "FROM document_versions WHERE document_id = %(id)s RETURNING version_id",
-            id=document_id,
-            sha256=sha256,
-            size=len(content),
-            **where,
-        )
-        await connection.execute(
-            "UPDATE documents SET newest_version_id = %s WHERE document_id = %s",
-            (version["version_id"], document_id),
-        )
-        job = await one(
-            "INSERT INTO ingestion_jobs (version_id, tenant_id, status, max_attempts, retry_delay_seconds, "
-            "lease_seconds, available_at) VALUES (%(version_id)s, %(tenant_id)s, 'PENDING', %(max_attempts)s, "
-            "%(delay)s, %(lease)s, now() + make_interval(secs => %(available)s)) RETURNING job_id",
-            version_id=version["version_id"],
-            tenant_id=where["tenant_id"],
-            max_attempts=max_attempts,
-            delay=retry_delay_seconds,
-            lease=lease_seconds,
-            available=available_in_seconds,
-        )
-    return Submitted(document_id, version["version_id"], job["job_id"], where["collection_id"])
+def header(**fields: Any) -> pb.DocumentHeader:
+    values = {"parent": "collections/tests", "display_name": "note.txt"}
+    return pb.DocumentHeader(**(values | fields))
 
 
-async def claim(pool: Pool, *, worker: str = "worker-1", lease_seconds: float = 60.0) -> Lease:
-    """Claims the one due job; fails when there is none or more."""
-    result = await jobs.claim_ingestion_jobs(pool, worker=worker, lease_seconds=lease_seconds, max_jobs=10)
+def upload_requests(
+    content: bytes | Iterable[bytes], *, trailer: pb.UploadTrailer | None = None, **fields: Any
+) -> AsyncIterator[pb.UploadDocumentRequest]:
+    """Yields header, data and a trailer that matches, unless another one is given."""
+    pieces = [content] if isinstance(content, bytes) else list(content)
+
+    async def requests() -> AsyncIterator[pb.UploadDocumentRequest]:
+        yield pb.UploadDocumentRequest(header=header(**fields))
+        for piece in pieces:
+            yield pb.UploadDocumentRequest(data=piece)
+        data = b"".join(pieces)
+        matching = pb.UploadTrailer(sha256=hashlib.sha256(data).hexdigest(), size_bytes=len(data))
+        yield pb.UploadDocumentRequest(trailer=trailer or matching)
+
+    return requests()
+
+
+async def upload(
+    stub: pb_grpc.IngestServiceAsyncStub, content: bytes = b"some text", **fields: Any
+) -> pb.UploadDocumentResponse:
+    return await stub.UploadDocument(upload_requests(content, **fields))
+
+
+async def claim(pool: Pool, *, lease_seconds: float = 60.0, worker: str = "tester") -> Lease:
+    """Claims the one job that is due."""
+    result = await jobs.claim_ingestion_jobs(pool, worker=worker, lease_seconds=lease_seconds, max_jobs=1)
     (lease,) = result.leases
     return lease
 
 
-async def expire_lease(pool: Pool, job_id: int) -> None:
-    """Ages the row instead of waiting: its lease ran out a second ago."""
-    await execute(
-        pool,
-        "UPDATE ingestion_jobs SET locked_at = now() - make_interval(secs => lease_seconds + 1) WHERE job_id = %s",
-        job_id,
+async def advance(pool: Pool, lease: Lease, to: DocumentStatus) -> None:
+    """Goes through the stages up to `to`."""
+    for stage in STAGES[: STAGES.index(to) + 1]:
+        await jobs.begin_stage(pool, lease, stage, trace_id=None)
+
+
+async def fail(pool: Pool, lease: Lease, reason: str = "NO_TEXT") -> None:
+    failure = {
+        "code": "INVALID_DOCUMENT",
+        "reason": reason,
+        "parameters": {},
+        "attempt": lease.attempt,
+        "max_attempts": lease.max_attempts,
+        "retryable": False,
+        "next_attempt_at": None,
+    }
+    await jobs.give_up(pool, lease, error_message=reason, failure=failure)
+
+
+def make_chunk(lease: Lease, ordinal: int) -> Chunk:
+    content = f"chunk {ordinal} of version {lease.version_number}"
+    return Chunk(
+        chunk_id=str(publication.asset_id(lease.document_id, content)),
+        ordinal=ordinal,
+        content=content,
+        prefix="",
+        kind=BlockKind.PARAGRAPH,
+        locator=Locator(0, len(content)),
+        token_count=5,
     )
 
 
-async def execute(pool: Pool, statement: str, *values: Any) -> list[dict[str, Any]]:
-    async with pool.connection() as connection:
-        cursor = await connection.execute(statement, values)  # type: ignore[arg-type]
-        return await cursor.fetchall() if cursor.description else []
-
-
-async def job(pool: Pool, job_id: int) -> dict[str, Any]:
-    (row,) = await execute(pool, "SELECT * FROM ingestion_jobs WHERE job_id = %s", job_id)
-    return row
-
-
-async def version(pool: Pool, version_id: int) -> dict[str, Any]:
-    (row,) = await execute(pool, "SELECT * FROM document_versions WHERE version_id = %s", version_id)
-    return row
-
-
-async def attempts(pool: Pool, job_id: int) -> list[dict[str, Any]]:
-    return await execute(
-        pool, "SELECT * FROM ingestion_attempts WHERE job_id = %s ORDER BY lease_epoch", job_id
+async def publish(
+    pool: Pool, blobs: BlobStore, lease: Lease, *, chunk_count: int = 3, snapshot: bytes = b"s"
+) -> None:
+    """Takes a claimed job to READY, with a snapshot file, vectors and chunks."""
+    await advance(pool, lease, DocumentStatus.CHUNKING)
+    chunks = [make_chunk(lease, ordinal) for ordinal in range(chunk_count)]
+    key = snapshot_key(lease.version_id, lease.lease_epoch)
+    await blobs.put_bytes(key, snapshot)
+    row = SnapshotRow(
+        file_key=key,
+        file_sha256=hashlib.sha256(snapshot).hexdigest(),
+        source_sha256=lease.blob_sha256,
+        parser_fingerprint="parser",
+        chunker_fingerprint="chunker",
     )
-
-
-async def pair(pool: Pool, submitted: Submitted) -> tuple[str, str]:
-    """Returns the statuses of document and job as one snapshot shows them."""
-    (row,) = await execute(
-        pool,
-        "SELECT v.status AS document, j.status AS job FROM document_versions v JOIN ingestion_jobs j USING (version_id) "
-        "WHERE j.job_id = %s",
-        submitted.job_id,
+    record = SnapshotRecord(
+        row=row,
+        size_bytes=len(snapshot),
+        chunk_count=chunk_count,
+        token_count=5 * chunk_count,
+        media_type="text/plain",
+        title=None,
+        warnings=(),
+        assets=(),
     )
-    return row["document"], row["job"]
+    await publication.save_snapshot(pool, lease, record)
+    space = await publication.bind_vector_space(
+        pool, lease, fingerprint=FINGERPRINT, model_id="test", dimension=DIMENSION
+    )
+    await jobs.begin_stage(pool, lease, DocumentStatus.EMBEDDING, trace_id=None)
+    texts = [(chunk.ordinal, hashlib.sha256(chunk.embed_text.encode()).digest()) for chunk in chunks]
+    vectors = np.tile(np.array([1, 0, 0, 0], np.float32), (chunk_count, 1))
+    await publication.stage_vectors(pool, lease, space, texts, vectors)
+    await jobs.begin_stage(pool, lease, DocumentStatus.INDEXING, trace_id=None)
+    indexed = [
+        IndexedChunk(chunk, text_sha256, {1: 1.0})
+        for chunk, (_, text_sha256) in zip(chunks, texts, strict=True)
+    ]
+    await publication.publish_version(pool, lease, space, [indexed], chunk_count=chunk_count)
 
 
-async def set_status(pool: Pool, submitted: Submitted, document: str, job_status: str) -> None:
-    """Forces a pair of statuses, with what the table's checks ask for beside them."""
-    async with pool.connection() as connection, connection.transaction():
-        failure = (
-            '{"code": "INTERNAL", "reason": "INTERNAL", "parameters": {}}' if document == "FAILED" else None
+async def count_rows(pool: Pool) -> dict[str, int]:
+    """Returns how many rows each table holds that a document leaves traces in."""
+    async with postgres.connect(pool) as connection:
+        cursor = await connection.execute(
+            "SELECT c.relname AS name FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace "
+            "WHERE n.nspname = 'readymark' AND c.relkind = 'r' ORDER BY 1"
         )
-        await connection.execute(
-            "UPDATE document_versions SET status = %(status)s, error_message = %(message)s, failure = %(failure)s, "
-            "ready_at = CASE WHEN %(status)s = 'READY' THEN now() END, "
-            "chunk_count = CASE WHEN %(status)s = 'READY' THEN greatest(chunk_count, 1) ELSE chunk_count END "
-            "WHERE version_id = %(version_id)s",
-            {
-                "status": document,
-                "message": "failed" if failure else None,
-                "failure": failure,
-                "version_id": submitted.version_id,
-            },
+        names = [row["name"] for row in await cursor.fetchall()]
+        counts = {}
+        for name in names:
+            cursor = await connection.execute(f"SELECT count(*) AS count FROM readymark.{name}".encode())
+            row = await cursor.fetchone()
+            assert row is not None
+            counts[name] = row["count"]
+    return counts
+
+
+async def pairs(pool: Pool) -> list[tuple[str, str]]:
+    """Returns status of version and of its newest job, for every version."""
+    async with postgres.connect(pool) as connection:
+        cursor = await connection.execute(
+            b"SELECT v.status AS version_status, (SELECT j.status FROM ingestion_jobs j "
+            b"WHERE j.version_id = v.version_id ORDER BY j.job_id DESC LIMIT 1) AS job_status "
+            b"FROM document_versions v ORDER BY v.version_id"
         )
-        await connection.execute(
-            "UPDATE ingestion_jobs SET status = %(status)s, "
-            "locked_at = CASE WHEN %(status)s = 'RUNNING' THEN coalesce(locked_at, now()) END, "
-            "locked_by = CASE WHEN %(status)s = 'RUNNING' THEN coalesce(locked_by, 'someone') END, "
-            "finished_at = CASE WHEN %(status)s IN ('SUCCEEDED', 'FAILED') THEN now() END WHERE job_id = %(job_id)s",
-            {"status": job_status, "job_id": submitted.job_id},
-        )
+        return [(row["version_status"], row["job_status"]) for row in await cursor.fetchall()]

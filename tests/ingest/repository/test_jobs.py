@@ -19,7 +19,14 @@ from shared.errors import LeaseLostError
 from shared.postgres import Pool
 from tests.support import documents
 
-FAILURE = {"code": "INTERNAL", "reason": "INTERNAL", "parameters": {}, "attempt": 1, "max_attempts": 3, "retryable": True}
+FAILURE = {
+    "code": "INTERNAL",
+    "reason": "INTERNAL",
+    "parameters": {},
+    "attempt": 1,
+    "max_attempts": 3,
+    "retryable": True,
+}
 
 
 async def begin(pool: Pool, lease: Lease, upto: DocumentStatus) -> None:
@@ -44,7 +51,9 @@ async def test_j3_a_claim_sets_running_counts_the_attempt_and_leaves_the_documen
 async def test_j2_a_job_is_not_claimed_before_it_is_available(pool: Pool) -> None:
     submitted = await documents.submit(pool, available_in_seconds=3600)
     assert (await claim_all(pool)).leases == ()
-    await documents.execute(pool, "UPDATE ingestion_jobs SET available_at = now() WHERE job_id = %s", submitted.job_id)
+    await documents.execute(
+        pool, "UPDATE ingestion_jobs SET available_at = now() WHERE job_id = %s", submitted.job_id
+    )
     assert len((await claim_all(pool)).leases) == 1
 
 
@@ -56,12 +65,16 @@ async def test_j2_a_running_job_is_not_claimed_while_its_lease_lasts(pool: Pool)
 
 async def test_j2_a_job_without_attempts_left_is_not_claimed(pool: Pool) -> None:
     submitted = await documents.submit(pool, max_attempts=1)
-    await documents.execute(pool, "UPDATE ingestion_jobs SET attempts = 1 WHERE job_id = %s", submitted.job_id)
+    await documents.execute(
+        pool, "UPDATE ingestion_jobs SET attempts = 1 WHERE job_id = %s", submitted.job_id
+    )
     assert (await claim_all(pool)).leases == ()
 
 
 @pytest.mark.parametrize("stage", UNFINISHED)
-async def test_j5_j3_an_expired_lease_is_claimed_again_from_every_stage(pool: Pool, stage: DocumentStatus) -> None:
+async def test_j5_j3_an_expired_lease_is_claimed_again_from_every_stage(
+    pool: Pool, stage: DocumentStatus
+) -> None:
     submitted = await documents.submit(pool)
     await documents.claim(pool)
     await documents.set_status(pool, submitted, stage, "RUNNING")
@@ -156,13 +169,17 @@ async def test_j4_a_row_that_its_own_write_locks_does_not_stall_the_other_heartb
     result = await claim_all(pool)
     leases = {lease.job_id: lease for lease in result.leases}
     async with jobs.fenced(pool, leases[busy.job_id]), pool.connection() as beating, asyncio.timeout(5):
-        renewals = await jobs.renew_leases(beating, [(lease.job_id, lease.lease_epoch) for lease in result.leases])
+        renewals = await jobs.renew_leases(
+            beating, [(lease.job_id, lease.lease_epoch) for lease in result.leases]
+        )
     shown = {renewal.job_id: (renewal.is_renewed, renewal.is_held) for renewal in renewals}
     assert shown == {busy.job_id: (False, True), other.job_id: (True, True)}
 
 
 @pytest.mark.parametrize("stage", STAGES)
-async def test_d2_j11_a_stage_is_committed_and_changes_only_the_document(pool: Pool, stage: DocumentStatus) -> None:
+async def test_d2_j11_a_stage_is_committed_and_changes_only_the_document(
+    pool: Pool, stage: DocumentStatus
+) -> None:
     submitted = await documents.submit(pool)
     lease = await documents.claim(pool)
     await begin(pool, lease, stage)
@@ -203,7 +220,9 @@ async def test_d5_a_new_stage_clears_the_error_of_the_last_attempt(pool: Pool) -
 
 
 @pytest.mark.parametrize("status", [*STAGES, DocumentStatus.READY])
-async def test_d5_the_database_refuses_an_error_beside_a_running_stage(pool: Pool, status: DocumentStatus) -> None:
+async def test_d5_the_database_refuses_an_error_beside_a_running_stage(
+    pool: Pool, status: DocumentStatus
+) -> None:
     submitted = await documents.submit(pool)
     await documents.set_status(pool, submitted, status, "SUCCEEDED" if status == "READY" else "RUNNING")
     with pytest.raises(psycopg.errors.CheckViolation, match="no_stale_error"):
@@ -236,7 +255,9 @@ async def test_j8_j11_j16_a_temporary_failure_makes_both_pending_after_the_delay
 
 
 @pytest.mark.parametrize("stage", UNFINISHED)
-async def test_j10_j11_j16_giving_up_makes_both_failed_with_the_reason(pool: Pool, stage: DocumentStatus) -> None:
+async def test_j10_j11_j16_giving_up_makes_both_failed_with_the_reason(
+    pool: Pool, stage: DocumentStatus
+) -> None:
     submitted = await documents.submit(pool)
     lease = await documents.claim(pool)
     await documents.set_status(pool, submitted, stage, "RUNNING")
@@ -278,7 +299,9 @@ async def test_j12_an_expired_job_without_attempts_left_fails_and_that_call_clai
     assert (first.converged, first.leases) == (1, ())
     assert await documents.pair(pool, submitted) == ("FAILED", "FAILED")
     row = await documents.version(pool, submitted.version_id)
-    assert row["error_message"].startswith("The worker's lease expired and the maximum number of attempts was reached")
+    assert row["error_message"].startswith(
+        "The worker's lease expired and the maximum number of attempts was reached"
+    )
     assert (row["failure"]["reason"], row["failure"]["stage"]) == ("LEASE_EXPIRED", stage)
     (attempt,) = await documents.attempts(pool, submitted.job_id)
     assert attempt["outcome"] == "LEASE_EXPIRED"

@@ -99,7 +99,9 @@ async def visible(pool: Pool) -> list[str]:
     tables = await documents.execute(pool, "SELECT chunk_table FROM vector_spaces")
     found = []
     for table in tables:
-        rows = await documents.execute(pool, f"SELECT content FROM {table['chunk_table']} ORDER BY version_id, ordinal")
+        rows = await documents.execute(
+            pool, f"SELECT content FROM {table['chunk_table']} ORDER BY version_id, ordinal"
+        )
         found += [row["content"] for row in rows]
     return found
 
@@ -116,10 +118,11 @@ async def test_d1_j7_publishing_makes_everything_visible_at_once(pool: Pool) -> 
     version = await documents.version(pool, submitted.version_id)
     assert version["model_fingerprint"] == space.fingerprint
     (row,) = await documents.execute(
-        pool, "SELECT d.served_version_id, c.ready_chunks FROM documents d JOIN collections c USING (collection_id)"
+        pool,
+        "SELECT d.served_version_id, c.ready_chunks FROM documents d JOIN collections c USING (collection_id)",
     )
     assert (row["served_version_id"], row["ready_chunks"]) == (submitted.version_id, 3)
-    assert await documents.execute(pool, "SELECT FROM chunk_staging") == []
+    assert await documents.execute(pool, "SELECT ordinal FROM chunk_staging") == []
     (attempt,) = await documents.attempts(pool, submitted.job_id)
     assert (attempt["outcome"], attempt["last_stage"]) == ("SUCCEEDED", "INDEXING")
 
@@ -150,7 +153,9 @@ async def test_d1_only_an_indexing_document_can_be_published(pool: Pool, stage: 
 
 
 @pytest.mark.parametrize("status", ["PENDING", *STAGES, "FAILED"])
-async def test_d3_the_database_refuses_chunks_of_a_document_that_is_not_ready(pool: Pool, status: str) -> None:
+async def test_d3_the_database_refuses_chunks_of_a_document_that_is_not_ready(
+    pool: Pool, status: str
+) -> None:
     submitted = await publish_document(pool, "one")
     job = "FAILED" if status == "FAILED" else "RUNNING"
     # Out of READY while it has chunks: refused.
@@ -163,13 +168,17 @@ async def test_d3_the_database_refuses_chunks_of_a_document_that_is_not_ready(po
     names = ", ".join(moved[0])
     with pytest.raises(psycopg.errors.ForeignKeyViolation, match="only_of_ready_versions"):
         await documents.execute(
-            pool, f"INSERT INTO chunks_1 ({names}) VALUES ({', '.join(['%s'] * len(moved[0]))})", *_plain(moved[0])
+            pool,
+            f"INSERT INTO chunks_1 ({names}) VALUES ({', '.join(['%s'] * len(moved[0]))})",
+            *_plain(moved[0]),
         )
     # Not by claiming another status in the row either.
     changed = dict(moved[0], version_status=status)
     with pytest.raises(psycopg.errors.CheckViolation):
         await documents.execute(
-            pool, f"INSERT INTO chunks_1 ({names}) VALUES ({', '.join(['%s'] * len(changed))})", *_plain(changed)
+            pool,
+            f"INSERT INTO chunks_1 ({names}) VALUES ({', '.join(['%s'] * len(changed))})",
+            *_plain(changed),
         )
 
 
@@ -372,7 +381,9 @@ async def test_a_snapshot_row_names_the_newest_file_and_returns_the_replaced_one
     assert (await documents.version(pool, submitted.version_id))["chunk_count"] == 3
 
 
-async def test_the_searcher_may_select_the_search_views_and_nothing_else(pool: Pool, database: object) -> None:
+async def test_the_searcher_may_select_the_search_views_and_nothing_else(
+    pool: Pool, database: object
+) -> None:
     await publish_document(pool, "one")
     async with await psycopg.AsyncConnection.connect(database.searcher_url, autocommit=True) as searcher:  # type: ignore[attr-defined]
         allowed, refused = set(), set()
@@ -392,9 +403,7 @@ async def test_the_searcher_may_select_the_search_views_and_nothing_else(pool: P
             "CREATE TABLE mine (x int)",
             "SELECT create_vector_space('x', 'x', 3)",
         ):
-            with pytest.raises(
-                (psycopg.errors.InsufficientPrivilege, psycopg.errors.ReadOnlySqlTransaction)
-            ):
+            with pytest.raises((psycopg.errors.InsufficientPrivilege, psycopg.errors.ReadOnlySqlTransaction)):
                 await searcher.execute(statement)
         with contextlib.suppress(psycopg.Error):
             await searcher.execute("SET default_transaction_read_only = off")
