@@ -23,7 +23,7 @@ from services.search.settings import PREFIX, SearchSettings
 from shared import postgres, telemetry
 from shared.embedder_client import EmbedderClient
 from shared.postgres import UnsupportedServerError
-from shared.rpc.server import Serving, create_server
+from shared.rpc.server import PortTakenError, Serving, create_server
 from shared.settings import SettingsError, describe, from_environment
 
 SERVICE_NAME = "readymark-search"
@@ -66,7 +66,6 @@ async def serve(settings: SearchSettings, stop: asyncio.Event) -> None:
         service_names=(_CONTRACT_NAME,),
     )
     address = await serving.start()
-    serving.set_serving(False)
     telemetry.log_event(_logger, "serving", address=address, **describe(settings))
     getting_ready = asyncio.create_task(_get_ready(settings, pool, serving))
     stopping = asyncio.create_task(stop.wait())
@@ -79,7 +78,6 @@ async def serve(settings: SearchSettings, stop: asyncio.Event) -> None:
     finally:
         getting_ready.cancel()
         stopping.cancel()
-        serving.set_serving(False)
         await serving.stop(settings.stop_grace_seconds)
         await embedder.close()
         await pool.close()
@@ -107,7 +105,7 @@ def main() -> int:
     try:
         settings = from_environment(SearchSettings, PREFIX, os.environ)
         asyncio.run(_main(settings))
-    except (SettingsError, UnsupportedServerError) as error:
+    except (SettingsError, PortTakenError, UnsupportedServerError) as error:
         for fault in str(error).splitlines():
             telemetry.log_event(_logger, "cannot start", problem=fault)
         return 1

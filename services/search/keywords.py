@@ -147,8 +147,8 @@ class TermFrequencies:
         now = self._clock()
         kept = self._samples.get(collection_id)
         if kept is None or now >= kept.expires_at:
-            value = await counts.sample_common_terms()
-            kept = _Kept[Mapping[int, float]](value, chunk_count, now + SAMPLE_KEPT_SECONDS)
+            shares: Mapping[int, float] = await counts.sample_common_terms()
+            kept = _Kept(shares, chunk_count, now + SAMPLE_KEPT_SECONDS)
             self._samples[collection_id] = kept
             while len(self._samples) > KEPT_SAMPLES:
                 self._samples.popitem(last=False)

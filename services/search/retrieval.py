@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -62,7 +62,7 @@ class Embedder(Protocol):
     """The part of shared.embedder_client that a search uses."""
 
     async def embed(
-        self, texts: Sequence[str], kind: str, expected_fingerprint: str, timeout_seconds: float
+        self, texts: Sequence[str], kind: Literal["QUERY"], expected_fingerprint: str, timeout_seconds: float
     ) -> QueryEmbedding: ...
 
 

@@ -47,7 +47,7 @@ ORDER BY (embedding <=> %(embedding)s) + 0, version_id, ordinal
 LIMIT %(limit)s
 
 -- name: count_term
--- Capped: whether a term is in 6 % or 60 % of a large collection decides nothing here.
+-- Capped: how far a term is above the cap decides nothing that a sample could not tell.
 SELECT count(*) AS chunk_count
 FROM (
   SELECT 1 FROM {search_view}
