@@ -86,31 +86,28 @@ class AsyncReadymark:
         `source` is a path object, bytes, or a str that is the text itself. A file is
         streamed in constant memory. `request_id` (a UUID, made when left out) makes
         repetition safe: pass your own to repeat a call after a crash. `on_sent` is told
-        (sent bytes, total bytes). Raises InvalidDocument for what is refused at once,
+        (sent bytes, total bytes), on a thread of its own. Raises InvalidDocument for what is refused at once,
         AlreadyExists under policy "reject", InvalidArgument for an unreadable path.
         """
-        stream, size_bytes = upload.open_source(source, self.language)
-        with stream:
-            if display_name is None:
-                display_name = "" if isinstance(source, bytes | str) else Path(source).name
-            header = ingest_pb2.DocumentHeader(
-                parent=wire.collection_name(collection),
-                source_key=source_key,
-                display_name=display_name,
-                media_type=media_type,
-                metadata=wire.struct(metadata),
-                duplicate_policy=wire.DUPLICATE_POLICIES[values.DuplicatePolicy(on_duplicate)],
-                request_id=request_id or str(uuid.uuid4()),
-                size_bytes=size_bytes,
+        open_source, size_bytes = upload.inspect_source(source, self.language)
+        if display_name is None:
+            display_name = "" if isinstance(source, bytes | str) else Path(source).name
+        header = ingest_pb2.DocumentHeader(
+            parent=wire.collection_name(collection),
+            source_key=source_key,
+            display_name=display_name,
+            media_type=media_type,
+            metadata=wire.struct(metadata),
+            duplicate_policy=wire.DUPLICATE_POLICIES[values.DuplicatePolicy(on_duplicate)],
+            request_id=request_id or str(uuid.uuid4()),
+            size_bytes=size_bytes,
+        )
+        if isinstance(source, bytes | str) and size_bytes <= upload.MAX_INLINE_BYTES:
+            answer = await upload.send_inline(self._ingest, header, source, timeout_seconds=timeout_seconds)
+        else:
+            answer = await upload.send_stream(
+                self._ingest, header, open_source, timeout_seconds=timeout_seconds, on_sent=on_sent
             )
-            if isinstance(source, bytes | str) and size_bytes <= upload.MAX_INLINE_BYTES:
-                answer = await upload.send_inline(
-                    self._ingest, header, source, timeout_seconds=timeout_seconds
-                )
-            else:
-                answer = await upload.send_stream(
-                    self._ingest, header, stream, timeout_seconds=timeout_seconds, on_sent=on_sent
-                )
         return wire.document(answer.document, already_existed=not answer.created)
 
     async def get(self, document_id: str) -> values.Document:

@@ -71,12 +71,24 @@ class Connection:
         self._make_stub = stub
         self._channel: Any = None
         self._stub: Any = None
+        self._blocking_channel: Any = None
 
     @property
     def stub(self) -> Any:
         if self._stub is None:
             self._stub = self._make_stub(self._open())
         return self._stub
+
+    @property
+    def blocking_stub(self) -> Any:
+        """The stub that is not for asyncio, on a channel of its own; see `upload.py` for the reason."""
+        if self._blocking_channel is None:
+            options = list(_channel_options().items())
+            if self._credentials is None:
+                self._blocking_channel = grpc.insecure_channel(self.address, options=options)
+            else:
+                self._blocking_channel = grpc.secure_channel(self.address, self._credentials, options=options)
+        return self._make_stub(self._blocking_channel)
 
     async def call(
         self, method: str, request: Any, *, timeout_seconds: float | None = None, idempotent: bool = True
@@ -102,7 +114,7 @@ class Connection:
             remaining = deadline - asyncio.get_running_loop().time()
             try:
                 return await once(max(remaining, 0.001))
-            except grpc.aio.AioRpcError as error:
+            except grpc.RpcError as error:
                 raised = self.translate(error, allowed)
                 remaining = deadline - asyncio.get_running_loop().time()
                 delay = retry_delay_seconds(tries, raised)
@@ -147,7 +159,7 @@ class Connection:
         propagate.inject(carrier)
         return (("accept-language", self.language), *carrier.items())
 
-    def translate(self, error: grpc.aio.AioRpcError, timeout_seconds: float) -> ReadymarkClientError:
+    def translate(self, error: grpc.RpcError, timeout_seconds: float) -> ReadymarkClientError:
         return from_rpc_error(
             error,
             service=self.service,
@@ -167,7 +179,9 @@ class Connection:
     async def close(self) -> None:
         if self._channel is not None:
             await self._channel.close()
-        self._channel = self._stub = None
+        if self._blocking_channel is not None:
+            self._blocking_channel.close()
+        self._channel = self._stub = self._blocking_channel = None
 
     def _open(self) -> Any:
         if self._channel is None:

@@ -160,8 +160,8 @@ SENTENCES: Mapping[str, tuple[str, str]] = {
         "{service} 服务未能在 {seconds} 秒内完成；请给予更多时间。",
     ),
     "UNEXPECTED_ANSWER": (
-        "The {service} service answered {grpc_code}: {detail}",
-        "{service} 服务返回 {grpc_code}：{detail}",
+        "The {service} service answered {answer}: {detail}",
+        "{service} 服务返回 {answer}：{detail}",
     ),
     "FILE_NOT_READABLE": (
         "{path} cannot be read: {problem}.",
@@ -184,12 +184,12 @@ def local_error(
 ) -> ReadymarkClientError:
     """Returns an error of this side, its sentence in `language`."""
     facts = {name: str(value) for name, value in parameters.items()}
-    sentence = SENTENCES[reason][1 if language == "zh" else 0].format_map(facts)
+    sentence = SENTENCES[reason][1 if language == "zh" else 0].format(**facts)
     return kind(reason, sentence, parameters=facts, grpc_code=grpc_code)
 
 
 def from_rpc_error(
-    error: grpc.aio.AioRpcError, *, service: str, address: str, language: str, timeout_seconds: float
+    error: grpc.RpcError, *, service: str, address: str, language: str, timeout_seconds: float
 ) -> ReadymarkClientError:
     """Returns what a failed call says; `service` and `address` name who was called."""
     grpc_code = error.code().name
@@ -205,12 +205,15 @@ def from_rpc_error(
         facts = {"service": service, "seconds": f"{timeout_seconds:g}"}
         return local_error(kind, "DEADLINE_EXCEEDED", language, grpc_code, **facts)
     detail = error.details() or "no further detail"
-    return local_error(kind, "UNEXPECTED_ANSWER", language, grpc_code, service=service, detail=detail)
+    return local_error(
+        kind, "UNEXPECTED_ANSWER", language, grpc_code, service=service, answer=grpc_code, detail=detail
+    )
 
 
-def details_of(error: grpc.aio.AioRpcError) -> status_pb2.Status | None:
+def details_of(error: grpc.RpcError) -> status_pb2.Status | None:
     """Returns the google.rpc.Status in the trailing metadata, None when there is none to read."""
-    for key, value in error.trailing_metadata() or ():
+    trailing: Any = error.trailing_metadata() or ()
+    for key, value in trailing:
         if key == DETAILS_KEY:
             try:
                 return status_pb2.Status.FromString(value)

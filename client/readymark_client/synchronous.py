@@ -74,7 +74,7 @@ class Readymark:
         timeout_seconds: float | None = None,
         on_sent: OnSent | None = None,
     ) -> values.Document:
-        """See AsyncReadymark.submit; `on_sent` is called on the client's own thread."""
+        """See AsyncReadymark.submit; `on_sent` is called on a thread of its own."""
         return self._run(
             self._client.submit(
                 source,

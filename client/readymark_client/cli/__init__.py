@@ -29,6 +29,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     if words and words[0] in stack.COMMANDS:
         return stack.become(words)
+    # gRPC's own log lines would stand between the lines meant for people.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     options = parse(words, os.environ)
     try:
         return _run(options)
