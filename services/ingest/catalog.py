@@ -21,7 +21,7 @@ from services.ingest.repository import documents, states
 from services.ingest.repository.documents import JobTerms, LockedDocument, OrphanedFiles
 from services.ingest.repository.publication import asset_id
 from services.ingest.repository.states import AssetFile, Attempt, DocumentState, QueueStats
-from shared import postgres, telemetry
+from shared import postgres
 from shared.errors import (
     ConflictError,
     DependencyUnavailableError,
@@ -192,7 +192,6 @@ class CatalogService:
     async def retry(self, name: str) -> DocumentState:
         """FAILED to PENDING with a new job; raises ConflictError from any other status."""
         parsed = parse_document(name)
-        terms = dataclasses.replace(self._terms, traceparent=telemetry.current_traceparent())
 
         async def body(connection: Connection) -> DocumentState:
             locked = await _lock(connection, parsed)
@@ -201,7 +200,7 @@ class CatalogService:
                 or locked.job_status not in RETRY_BY_HAND.job_from
             ):
                 raise ConflictError("DOCUMENT_NOT_FAILED", document=name, status=locked.status)
-            await documents.reopen_version(connection, locked, terms)
+            await documents.reopen_version(connection, locked, self._terms.in_current_trace())
             return await _get_state(connection, parsed)
 
         return await documents.run_transaction(self._pool, body)

@@ -211,7 +211,6 @@ class SubmissionService:
         return duplicate.document_id, True
 
     def _draft(self, header: CheckedHeader, upload: _Upload, collection_id: CollectionId) -> Draft:
-        traceparent = telemetry.current_traceparent()
         return Draft(
             collection_id=collection_id,
             source_key=header.source_key,
@@ -220,8 +219,8 @@ class SubmissionService:
             declared_media_type=header.media_type,
             sha256=upload.sha256,
             size_bytes=upload.size_bytes,
-            trace_id=None if traceparent is None else traceparent.split("-")[1],
-            terms=dataclasses.replace(self._terms, traceparent=traceparent),
+            trace_id=telemetry.current_trace_id(),
+            terms=self._terms.in_current_trace(),
         )
 
 

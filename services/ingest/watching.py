@@ -13,7 +13,7 @@ import dataclasses
 import hashlib
 import sys
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 
 from services.ingest.change_feed import ChangeFeed, Scope, Subscription, load_all
 from services.ingest.lifecycle import SETTLED
@@ -73,7 +73,7 @@ class WatchService:
 
     async def watch(
         self, parent: str, names: Sequence[str], *, resume_token: str, until_settled: bool
-    ) -> AsyncIterator[Told]:
+    ) -> AsyncGenerator[Told, None]:
         """Yields the state of each document, or what changed since the token; then every change.
 
         Follows `names`, or without any the documents of `parent`. Ends when `until_settled` and

@@ -20,7 +20,7 @@ from services.ingest.lifecycle import DocumentStatus, JobStatus
 from services.ingest.model import CollectionId, DocumentId, JobId, VersionId
 from services.ingest.repository.jobs import WAKE_UP_CHANNEL
 from services.ingest.repository.states import TENANT, Collection, find_collection
-from shared import messages, postgres, sql
+from shared import messages, postgres, sql, telemetry
 from shared.errors import OverloadedError
 from shared.postgres import Connection, Pool
 
@@ -43,6 +43,11 @@ class JobTerms:
     lease_seconds: float
     traceparent: str | None = None
     tracestate: str | None = None
+
+    def in_current_trace(self) -> JobTerms:
+        return dataclasses.replace(
+            self, traceparent=telemetry.current_traceparent(), tracestate=telemetry.current_tracestate()
+        )
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
