@@ -25,7 +25,7 @@ from services.ingest.wake_up import WakeUp
 from services.ingest.work_settings import WorkSettings
 from services.ingest.worker import IngestionWorker
 from shared import postgres, settings, telemetry
-from shared.embedder_client import EmbedderClient
+from shared.embedder_client import EmbedderClient, Patience
 from shared.errors import DependencyUnavailableError, OverloadedError
 from shared.postgres import Pool
 from shared.telemetry import log_event
@@ -70,7 +70,8 @@ async def _run_worker(options: WorkSettings, name: str, pool: Pool, stopping: as
         blobs = open_blob_store(options.blob_url)
         parsers = ParserPool()
         stack.push_async_callback(parsers.close)
-        embedder = EmbedderClient(options.embedder_address, patience_seconds=options.embed_patience_seconds)
+        patience = Patience(retry_budget_seconds=options.embed_patience_seconds)
+        embedder = EmbedderClient(options.embedder_address, patience=patience)
         stack.push_async_callback(embedder.close)
         heartbeat = Heartbeat(
             options.database_url,
