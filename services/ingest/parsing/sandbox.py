@@ -25,6 +25,7 @@ from services.ingest.parsing import results
 from services.ingest.parsing.accepted import NAMES, MediaType
 from services.ingest.parsing.fork_server_client import ForkServer, Outcome
 from services.ingest.parsing.limits import ParseLimits
+from services.ingest.parsing.sniffing import claimed_type
 from shared.errors import DependencyUnavailableError, InvalidDocumentError, ReadymarkError
 from shared.messages import SENTENCES
 
@@ -101,12 +102,12 @@ class ParserPool:
         if report.error is not None:
             raise report.error
         if not report.is_done or report.is_garbled or outcome.status != 0:
-            raise _failure(outcome, limits, declared_media_type)
+            raise _failure(outcome, limits, claimed_type(display_name, declared_media_type))
         try:
             return await asyncio.to_thread(results.read_result, output_dir, limits)
         except results.ResultInvalidError as error:
             _log.warning("parser result refused", extra={"cause": str(error)})
-            raise _crash(declared_media_type) from error
+            raise _crash(claimed_type(display_name, declared_media_type)) from error
 
     async def close(self) -> None:
         """Kills what still runs and ends the fork server. Parsing after this raises SHUTTING_DOWN."""
@@ -218,7 +219,7 @@ def _take(line: str, report: _Report) -> None:
             raise ValueError("an unknown line")
 
 
-def _failure(outcome: Outcome, limits: ParseLimits, declared_media_type: str | None) -> ReadymarkError:
+def _failure(outcome: Outcome, limits: ParseLimits, claimed: MediaType | None) -> ReadymarkError:
     """Returns the error for a child that did not say how it ended, from its wait status."""
     if outcome.fork_error is not None:
         return DependencyUnavailableError("PARSER_UNAVAILABLE")
@@ -231,13 +232,12 @@ def _failure(outcome: Outcome, limits: ParseLimits, declared_media_type: str | N
             return DependencyUnavailableError("PARSER_UNAVAILABLE")
         if outcome.peak_bytes > _MEMORY_SHARE * limits.memory_bytes:
             return InvalidDocumentError("PARSE_MEMORY")
-    return _crash(declared_media_type)
+    return _crash(claimed)
 
 
-def _crash(declared_media_type: str | None) -> InvalidDocumentError:
-    known = {str(media_type): name for media_type, name in NAMES.items()}
-    name = known.get((declared_media_type or "").partition(";")[0].strip().lower(), NAMES[MediaType.PDF])
-    return InvalidDocumentError("PARSE_CRASH", file_type=name)
+def _crash(claimed: MediaType | None) -> InvalidDocumentError:
+    # Only the child knew what it was; of our parsers the one for PDF is the one that can crash.
+    return InvalidDocumentError("PARSE_CRASH", file_type=NAMES[claimed or MediaType.PDF])
 
 
 def _seconds(value: float) -> str:

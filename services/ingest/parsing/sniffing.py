@@ -85,15 +85,19 @@ def sniff(data: bytes, *, display_name: str, declared_media_type: str | None) ->
     """
     if not data[:4096].strip() and not data.strip():
         raise InvalidDocumentError("EMPTY_DOCUMENT")
-    by_name = _BY_EXTENSION.get(PurePath(display_name).suffix.lower())
-    declared = (declared_media_type or "").partition(";")[0].strip().lower()
-    claimed = _BY_DECLARED.get(declared) or by_name
+    claimed = claimed_type(display_name, declared_media_type)
     if b"%PDF-" in data[:_PDF_HEADER_WINDOW]:
         detected = MediaType.PDF
     else:
         _refuse_unsupported(data)
         detected = _text_type(data, claimed)
     return Sniffed(detected, _mismatch(detected, claimed))
+
+
+def claimed_type(display_name: str, declared_media_type: str | None) -> MediaType | None:
+    """Returns what the sender says the file is; the declared type goes before the name."""
+    declared = (declared_media_type or "").partition(";")[0].strip().lower()
+    return _BY_DECLARED.get(declared) or _BY_EXTENSION.get(PurePath(display_name).suffix.lower())
 
 
 def _refuse_unsupported(data: bytes) -> None:

@@ -77,7 +77,7 @@ def is_running(pid: int) -> bool:
 
 async def until_gone(pid: int) -> None:
     async with asyncio.timeout(20):
-        while is_running(pid):  # noqa: ASYNC110 - a foreign process sets no event
+        while is_running(pid):
             await asyncio.sleep(0.01)
 
 
@@ -235,36 +235,42 @@ async def test_a_fork_server_that_is_killed_costs_one_attempt_and_comes_back(tmp
 
 
 async def test_a_worker_that_is_killed_leaves_no_process(tmp_path: Path) -> None:
-    """The worker runs as a main module, as `python -m services.ingest work` does."""
+    """It runs as a main module, as `python -m services.ingest work` does, and has forked a process
+    of its own that holds a copy of every socket."""
     (tmp_path / "source").write_bytes(b"words")
     script = f"""
-import asyncio, pathlib
+import asyncio, os, pathlib, time
 from services.ingest.parsing.limits import ParseLimits
 from services.ingest.parsing.sandbox import ParserPool
 print("main", flush=True)
+def note(pid, server):
+    other = os.fork()
+    if other == 0:
+        time.sleep(60)
+        os._exit(0)
+    print(pid, server, other, flush=True)
 async def main():
     folder = pathlib.Path({str(tmp_path)!r})
     pool = ParserPool(parser="{MISBEHAVING}sleep")
     await pool.parse(folder / "source", folder / "output", display_name="a", declared_media_type=None,
-        limits=ParseLimits(), on_progress=lambda pid, server: print(pid, server, flush=True))
+        limits=ParseLimits(), on_progress=note)
 asyncio.run(main())
 """
     (tmp_path / "pretended_worker.py").write_text(script)
-    worker = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "pretended_worker",
-        stdout=subprocess.PIPE,
-        env={"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])},
-    )
-    assert worker.stdout is not None
-    assert await worker.stdout.readline() == b"main\n"
-    pids = [int(word) for word in (await worker.stdout.readline()).split()]
-    assert len(pids) == 2 and all(map(is_running, pids))
-    worker.kill()
-    await worker.wait()
-    for pid in pids:
-        await until_gone(pid)
+    environment = {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    command = [sys.executable, "-m", "pretended_worker"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) as worker:  # noqa: ASYNC220
+        assert worker.stdout is not None
+        assert await asyncio.to_thread(worker.stdout.readline) == b"main\n"
+        pids = [int(word) for word in (await asyncio.to_thread(worker.stdout.readline)).split()]
+        assert len(pids) == 3 and all(map(is_running, pids))
+        worker.kill()
+        try:
+            for pid in pids[:2]:
+                await until_gone(pid)
+            assert is_running(pids[2])
+        finally:
+            os.kill(pids[2], signal.SIGKILL)
 
 
 async def test_a_flate_bomb_ends_alone_while_another_document_is_read(tmp_path: Path) -> None:
