@@ -17,7 +17,7 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextvars import copy_context
 from typing import Any, ParamSpec, TypeVar
 
@@ -115,10 +115,10 @@ def meter() -> metrics.Meter:
 
 
 @contextlib.contextmanager
-def span(name: str, *, kind: SpanKind = SpanKind.INTERNAL, **attributes: Any) -> Iterator[Span]:
+def span(name: str, attributes: Mapping[str, Any] | None = None) -> Iterator[Span]:
     """A child of the current span. An error that leaves it marks it, by its type: texts may be private."""
     with tracer().start_as_current_span(
-        name, kind=kind, attributes=attributes, record_exception=False, set_status_on_exception=False
+        name, attributes=attributes, record_exception=False, set_status_on_exception=False
     ) as started:
         try:
             yield started
@@ -140,7 +140,7 @@ def span_from(
     *,
     as_link: bool = False,
     kind: SpanKind = SpanKind.CONSUMER,
-    **attributes: Any,
+    attributes: Mapping[str, Any] | None = None,
 ) -> Iterator[Span]:
     """A span that continues a stored trace, or, with `as_link`, begins a new one that links to it.
 

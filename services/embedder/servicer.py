@@ -26,7 +26,7 @@ class EmbedderServicer(pb_grpc.EmbedderServiceServicer):
     async def Embed(  # noqa: N802
         self, request: pb.EmbedRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.EmbedResponse:
-        with telemetry.span("embed", inputs=len(request.inputs)) as span:
+        with telemetry.span("embed", {"readymark.inputs": len(request.inputs)}) as span:
             embedded = await self._embedder.embed(
                 list(request.inputs),
                 wire.input_kind(request),

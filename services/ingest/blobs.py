@@ -24,7 +24,7 @@ import obstore
 from obstore.exceptions import BaseError
 from obstore.store import LocalStore, from_url
 
-from services.ingest.model import VersionId
+from services.ingest.model import JobId
 from shared.errors import DependencyUnavailableError, ResourceNotFoundError
 
 BLOB_PREFIX = "blobs/"
@@ -53,9 +53,12 @@ def blob_key(sha256: str) -> str:
     return f"{BLOB_PREFIX}{sha256[:2]}/{sha256}"
 
 
-def snapshot_key(version_id: VersionId, lease_epoch: int) -> str:
-    """Returns where the snapshot lies that the holder of `lease_epoch` writes; nobody else writes there."""
-    return f"{SNAPSHOT_PREFIX}{version_id}/{lease_epoch}"
+def snapshot_key(job_id: JobId, lease_epoch: int) -> str:
+    """Returns where the holder of this lease writes its snapshot; nobody else ever writes there.
+
+    Of the job, not the version: a retry by hand makes a new job, whose epochs begin anew.
+    """
+    return f"{SNAPSHOT_PREFIX}{job_id}/{lease_epoch}"
 
 
 def upload_key() -> str:

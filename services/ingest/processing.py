@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import datetime
 import hashlib
 import tempfile
 import time
@@ -18,12 +19,14 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from services.ingest import parsing, snapshots
+from services.ingest import snapshots
 from services.ingest.blobs import BlobStore, blob_key, snapshot_key
 from services.ingest.chunking import Chunker, chunk_warnings
 from services.ingest.lifecycle import DocumentStatus
 from services.ingest.model import Chunk, ParsedDocument
-from services.ingest.parsing.sandbox import ParseLimits, ParserPool
+from services.ingest.parsing.fingerprint import parser_fingerprint
+from services.ingest.parsing.limits import ParseLimits
+from services.ingest.parsing.sandbox import ParserPool
 from services.ingest.repository import jobs, publication
 from services.ingest.repository.jobs import Lease
 from services.ingest.repository.publication import IndexedChunk, SnapshotRecord, SnapshotRow, VectorSpace
@@ -67,7 +70,7 @@ class DocumentProcessingService:
         self._chunker_lock = asyncio.Lock()
 
     async def ready(self) -> None:
-        """Returns once the embedder has told its model; raises DependencyUnavailableError while it is away."""
+        """Returns once the embedder has told its model; raises DependencyUnavailableError meanwhile."""
         await self._embedder.model()
 
     async def process(self, lease: Lease) -> None:
@@ -101,13 +104,13 @@ class DocumentProcessingService:
             # Damaged or gone: it is only a shortcut, the original is parsed again.
             return None
         is_resumable = snapshots.is_resumable(
-            snapshot, lease.blob_sha256, parsing.parser_fingerprint(), chunker.fingerprint
+            snapshot, lease.blob_sha256, parser_fingerprint(), chunker.fingerprint
         )
         return snapshot if is_resumable else None
 
     async def _parse(self, lease: Lease, folder: Path) -> ParsedDocument:
         await self._begin(lease, DocumentStatus.PARSING)
-        with telemetry.span("parse", **{"readymark.bytes": lease.size_bytes}):
+        with telemetry.span("parse", {"readymark.bytes": lease.size_bytes}):
             original = folder / "original"
             await self._blobs.download_to(blob_key(lease.blob_sha256), original)
             progress = _Progress(self._pool, lease, "pages")
@@ -126,7 +129,7 @@ class DocumentProcessingService:
     async def _chunk(
         self, lease: Lease, document: ParsedDocument, chunker: Chunker, folder: Path
     ) -> Snapshot:
-        await self._begin(lease, DocumentStatus.CHUNKING)
+        began_at = await self._begin(lease, DocumentStatus.CHUNKING)
         with telemetry.span("chunk") as span:
             chunks = await asyncio.to_thread(chunker.split, document, str(lease.document_id))
             if not chunks:
@@ -136,21 +139,27 @@ class DocumentProcessingService:
                 path = folder / "assets" / asset.sha256
                 data = await asyncio.to_thread(path.read_bytes)
                 await self._blobs.put_bytes(blob_key(asset.sha256), data)
-            snapshot = self._snapshot(lease, document, chunker, chunks)
+            snapshot = self._snapshot(lease, document, chunker, chunks, began_at)
             await self._save(lease, snapshot)
             return snapshot
 
     def _snapshot(
-        self, lease: Lease, document: ParsedDocument, chunker: Chunker, chunks: Sequence[Chunk]
+        self,
+        lease: Lease,
+        document: ParsedDocument,
+        chunker: Chunker,
+        chunks: Sequence[Chunk],
+        written_at: datetime.datetime,
     ) -> Snapshot:
         return Snapshot(
+            written_at=written_at,
             document_id=str(lease.document_id),
-            version_number=lease.version_number,
+            version=lease.version_number,
             source_sha256=lease.blob_sha256,
             media_type=document.media_type,
             title=document.title,
             page_count=document.page_count,
-            parser_fingerprint=parsing.parser_fingerprint(),
+            parser_fingerprint=parser_fingerprint(),
             chunker_fingerprint=chunker.fingerprint,
             warnings=document.warnings + chunk_warnings(chunks),
             assets=document.assets,
@@ -176,7 +185,7 @@ class DocumentProcessingService:
                 ),
                 size_bytes=len(data),
                 chunk_count=len(snapshot.chunks),
-                token_count=sum(chunk.token_count for chunk in snapshot.chunks),
+                token_count=snapshot.token_count,
                 media_type=snapshot.media_type,
                 title=snapshot.title,
                 warnings=snapshot.warnings,
@@ -190,7 +199,7 @@ class DocumentProcessingService:
         self, lease: Lease, snapshot: Snapshot, model: ModelInfo
     ) -> tuple[VectorSpace, list[IndexedChunk]]:
         await self._begin(lease, DocumentStatus.EMBEDDING)
-        with telemetry.span("embed", **{"readymark.chunks": len(snapshot.chunks)}) as span:
+        with telemetry.span("embed", {"readymark.chunks": len(snapshot.chunks)}) as span:
             space = await publication.bind_vector_space(
                 self._pool,
                 lease,
@@ -235,13 +244,13 @@ class DocumentProcessingService:
 
     async def _index(self, lease: Lease, space: VectorSpace, chunks: list[IndexedChunk]) -> None:
         await self._begin(lease, DocumentStatus.INDEXING)
-        with telemetry.span("index", **{"readymark.chunks": len(chunks)}):
+        with telemetry.span("index", {"readymark.chunks": len(chunks)}):
             await publication.publish_version(
                 self._pool, lease, space, _batches(chunks), chunk_count=len(chunks)
             )
 
-    async def _begin(self, lease: Lease, stage: DocumentStatus) -> None:
-        await jobs.begin_stage(self._pool, lease, stage, trace_id=telemetry.current_trace_id())
+    async def _begin(self, lease: Lease, stage: DocumentStatus) -> datetime.datetime:
+        return await jobs.begin_stage(self._pool, lease, stage, trace_id=telemetry.current_trace_id())
 
     async def _chunker(self, model: ModelInfo) -> Chunker:
         """Returns the chunker for this model; the tokenizer is fetched once and kept."""
@@ -299,9 +308,9 @@ class _Progress:
     def report_soon(self, done: int, total: int) -> None:
         """For callers that cannot wait; at most one write is under way."""
         self.done, self._total = done, total
-        if self._task is None or self._task.done():
-            if time.monotonic() - self._written_at >= PROGRESS_SECONDS:
-                self._task = asyncio.get_running_loop().create_task(self._write())
+        is_writing = self._task is not None and not self._task.done()
+        if not is_writing and time.monotonic() - self._written_at >= PROGRESS_SECONDS:
+            self._task = asyncio.get_running_loop().create_task(self._write())
 
     async def close(self) -> None:
         """Waits for a write under way; a lost lease shows in the next stage, not here."""

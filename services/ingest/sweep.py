@@ -73,9 +73,7 @@ async def _sweep_files(
     return removed
 
 
-async def sweep_for_ever(
-    pool: Pool, blobs: BlobStore, *, every_seconds: float, grace_seconds: float
-) -> None:
+async def sweep_for_ever(pool: Pool, blobs: BlobStore, *, every_seconds: float, grace_seconds: float) -> None:
     """Sweeps until cancelled; a fault is logged and the next round tries again."""
     while True:
         await asyncio.sleep(every_seconds)

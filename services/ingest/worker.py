@@ -141,7 +141,7 @@ class IngestionWorker:
             lease.tracestate,
             "process ingestion",
             as_link=lease.attempt > 1,
-            **{
+            attributes={
                 "readymark.document.id": lease.document_id,
                 "readymark.job.id": lease.job_id,
                 "readymark.job.attempt": lease.attempt,
@@ -162,7 +162,7 @@ class IngestionWorker:
                 await self._settle_cancelled(lease)
             except LeaseLostError:
                 self._log_end(lease, "lease lost")
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001
                 # A call that was cut off by the cancellation may report it as an error of its own.
                 if _is_cancelled():
                     await self._settle_cancelled(lease)

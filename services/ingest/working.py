@@ -17,7 +17,8 @@ import sys
 
 from services.ingest.blobs import BlobStore, open_blob_store
 from services.ingest.heartbeat import Heartbeat
-from services.ingest.parsing.sandbox import ParseLimits, ParserPool
+from services.ingest.parsing.limits import ParseLimits
+from services.ingest.parsing.sandbox import ParserPool
 from services.ingest.processing import ChunkPolicy, DocumentProcessingService
 from services.ingest.repository import migrating
 from services.ingest.sweep import sweep_for_ever

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from services.ingest.blobs import BlobStore, blob_key, open_blob_store, snapshot_key
-from services.ingest.model import VersionId
+from services.ingest.model import JobId
 from shared.errors import DependencyUnavailableError, ResourceNotFoundError
 
 
@@ -89,8 +89,8 @@ async def test_a_store_that_cannot_be_written_is_unavailable(
 
 
 async def test_keys_are_listed_with_their_size_and_age(blob_store: BlobStore) -> None:
-    await blob_store.put_bytes(snapshot_key(VersionId(7), 1), b"12345")
-    await blob_store.put_bytes(snapshot_key(VersionId(8), 1), b"1")
+    await blob_store.put_bytes(snapshot_key(JobId(7), 1), b"12345")
+    await blob_store.put_bytes(snapshot_key(JobId(8), 1), b"1")
     (found,) = [file async for file in blob_store.list_keys("snapshots/7")]
     assert (found.key, found.size_bytes) == ("snapshots/7/1", 5)
     assert abs(found.modified_at.timestamp() - time.time()) < 60

@@ -12,20 +12,20 @@ from services.ingest.repository import jobs
 from services.ingest.repository.jobs import Lease
 from shared.errors import DependencyUnavailableError, InvalidDocumentError, ResourceNotFoundError
 from shared.postgres import Pool
-from tests.support import documents
+from tests.support import rows
 from tests.support.workers import ScriptedProcessing, running_worker, until
 
 
-async def settled(pool: Pool, submitted: documents.Submitted) -> bool:
-    return (await documents.job(pool, submitted.job_id))["status"] in ("SUCCEEDED", "FAILED")
+async def settled(pool: Pool, submitted: rows.Submitted) -> bool:
+    return (await rows.job(pool, submitted.job_id))["status"] in ("SUCCEEDED", "FAILED")
 
 
-async def is_running(pool: Pool, submitted: documents.Submitted) -> bool:
-    return (await documents.job(pool, submitted.job_id))["status"] == "RUNNING"
+async def is_running(pool: Pool, submitted: rows.Submitted) -> bool:
+    return (await rows.job(pool, submitted.job_id))["status"] == "RUNNING"
 
 
 async def test_j8_j10_a_job_that_always_fails_is_tried_max_attempts_times(pool: Pool) -> None:
-    submitted = await documents.submit(pool, max_attempts=3, retry_delay_seconds=0)
+    submitted = await rows.submit(pool, max_attempts=3, retry_delay_seconds=0)
     tried = []
 
     async def fail(lease: Lease) -> None:
@@ -35,10 +35,10 @@ async def test_j8_j10_a_job_that_always_fails_is_tried_max_attempts_times(pool: 
     async with running_worker(pool, fail):
         await until(lambda: settled(pool, submitted))
     assert tried == [1, 2, 3]
-    assert await documents.pair(pool, submitted) == ("FAILED", "FAILED")
-    outcomes = [row["outcome"] for row in await documents.attempts(pool, submitted.job_id)]
+    assert await rows.pair(pool, submitted) == ("FAILED", "FAILED")
+    outcomes = [row["outcome"] for row in await rows.attempts(pool, submitted.job_id)]
     assert outcomes == ["RETRY_LATER", "RETRY_LATER", "FAILED"]
-    row = await documents.version(pool, submitted.version_id)
+    row = await rows.version(pool, submitted.version_id)
     assert "/srv/x" not in row["error_message"]
 
 
@@ -46,7 +46,7 @@ async def test_j8_j10_a_job_that_always_fails_is_tried_max_attempts_times(pool: 
     "error", [InvalidDocumentError("EMPTY_DOCUMENT"), ResourceNotFoundError("BLOB_MISSING")]
 )
 async def test_j8_a_permanent_error_ends_the_job_at_the_first_attempt(pool: Pool, error: Exception) -> None:
-    submitted = await documents.submit(pool, max_attempts=5, retry_delay_seconds=0)
+    submitted = await rows.submit(pool, max_attempts=5, retry_delay_seconds=0)
 
     async def fail(lease: Lease) -> None:
         await jobs.begin_stage(pool, lease, DocumentStatus.PARSING, trace_id=None)
@@ -54,15 +54,15 @@ async def test_j8_a_permanent_error_ends_the_job_at_the_first_attempt(pool: Pool
 
     async with running_worker(pool, fail):
         await until(lambda: settled(pool, submitted))
-    row = await documents.version(pool, submitted.version_id)
+    row = await rows.version(pool, submitted.version_id)
     assert (row["status"], row["error_message"]) == ("FAILED", str(error))
     assert row["failure"]["stage"] == "PARSING"
-    assert len(await documents.attempts(pool, submitted.job_id)) == 1
+    assert len(await rows.attempts(pool, submitted.job_id)) == 1
 
 
 async def test_one_failing_job_does_not_block_the_others(pool: Pool) -> None:
-    bad = await documents.submit(pool, retry_delay_seconds=3600)
-    good = [await documents.submit(pool) for _ in range(10)]
+    bad = await rows.submit(pool, retry_delay_seconds=3600)
+    good = [await rows.submit(pool) for _ in range(10)]
 
     async def process(lease: Lease) -> None:
         if lease.job_id == bad.job_id:
@@ -72,7 +72,7 @@ async def test_one_failing_job_does_not_block_the_others(pool: Pool) -> None:
     async with running_worker(pool, process, slots=1):
         for submitted in good:
             await until(lambda submitted=submitted: settled(pool, submitted))  # type: ignore[misc]
-    assert await documents.pair(pool, bad) == ("PENDING", "PENDING")
+    assert await rows.pair(pool, bad) == ("PENDING", "PENDING")
 
 
 @pytest.mark.parametrize("stage", STAGES)
@@ -80,7 +80,7 @@ async def test_j15_a_worker_that_stops_hands_its_jobs_back_for_free(
     pool: Pool, stage: DocumentStatus
 ) -> None:
     """Cases O7, D10, Q18: in every stage, at once, without using up an attempt."""
-    submitted = [await documents.submit(pool, max_attempts=1) for _ in range(3)]
+    submitted = [await rows.submit(pool, max_attempts=1) for _ in range(3)]
     begun = asyncio.Semaphore(0)
 
     async def work_for_ever(lease: Lease) -> None:
@@ -95,11 +95,11 @@ async def test_j15_a_worker_that_stops_hands_its_jobs_back_for_free(
         worker.stop()
 
         async def all_back() -> bool:
-            return all([await documents.pair(pool, item) == ("PENDING", "PENDING") for item in submitted])
+            return all([await rows.pair(pool, item) == ("PENDING", "PENDING") for item in submitted])
 
         await until(all_back, 2.0)
     for item in submitted:
-        assert (await documents.job(pool, item.job_id))["attempts"] == 0
+        assert (await rows.job(pool, item.job_id))["attempts"] == 0
 
 
 async def test_j15_a_stopping_worker_claims_nothing_more(pool: Pool) -> None:
@@ -110,18 +110,18 @@ async def test_j15_a_stopping_worker_claims_nothing_more(pool: Pool) -> None:
         begun.set()
         await asyncio.Event().wait()
 
-    await documents.submit(pool)
+    await rows.submit(pool)
     async with running_worker(pool, work_for_ever, slots=8) as worker:
         await begun.wait()
         worker.stop()
-        late = await documents.submit(pool)
-        await documents.execute(pool, "NOTIFY readymark_jobs")
-    assert await documents.pair(pool, late) == ("PENDING", "PENDING")
-    assert await documents.attempts(pool, late.job_id) == []
+        late = await rows.submit(pool)
+        await rows.execute(pool, "NOTIFY readymark_jobs")
+    assert await rows.pair(pool, late) == ("PENDING", "PENDING")
+    assert await rows.attempts(pool, late.job_id) == []
 
 
 async def test_an_error_that_the_cancellation_causes_is_a_hand_back_too(pool: Pool) -> None:
-    submitted = await documents.submit(pool, max_attempts=1)
+    submitted = await rows.submit(pool, max_attempts=1)
     begun = asyncio.Event()
 
     async def turns_cancellation_into_an_error(_: Lease) -> None:
@@ -133,13 +133,13 @@ async def test_an_error_that_the_cancellation_causes_is_a_hand_back_too(pool: Po
 
     async with running_worker(pool, turns_cancellation_into_an_error):
         await begun.wait()
-    assert await documents.pair(pool, submitted) == ("PENDING", "PENDING")
-    assert (await documents.job(pool, submitted.job_id))["attempts"] == 0
+    assert await rows.pair(pool, submitted) == ("PENDING", "PENDING")
+    assert (await rows.job(pool, submitted.job_id))["attempts"] == 0
 
 
 async def test_j4_a_job_longer_than_its_lease_keeps_it(pool: Pool) -> None:
     """Case Q4: five leases of work, one attempt, although others ask all the time."""
-    submitted = await documents.submit(pool)
+    submitted = await rows.submit(pool)
     done = asyncio.Event()
 
     async def long_work(lease: Lease) -> None:
@@ -153,12 +153,12 @@ async def test_j4_a_job_longer_than_its_lease_keeps_it(pool: Pool) -> None:
             claimed = await jobs.claim_ingestion_jobs(pool, worker="thief", lease_seconds=60, max_jobs=10)
             assert claimed == jobs.ClaimResult(0, ())
             await asyncio.sleep(0.05)
-    assert len(await documents.attempts(pool, submitted.job_id)) == 1
+    assert len(await rows.attempts(pool, submitted.job_id)) == 1
 
 
 async def test_j4_a_blocked_event_loop_does_not_stop_the_heartbeat(pool: Pool) -> None:
     """Case Q6, the half that a thread can promise: the loop hangs for three leases."""
-    submitted = await documents.submit(pool)
+    submitted = await rows.submit(pool)
     began = asyncio.Event()
 
     async def block_the_loop(_: Lease) -> None:
@@ -171,16 +171,16 @@ async def test_j4_a_blocked_event_loop_does_not_stop_the_heartbeat(pool: Pool) -
     async with running_worker(pool, block_the_loop, lease_seconds=1.0):
         await until(lambda: is_running(pool, submitted))
         await began.wait()
-        (row,) = await documents.execute(
+        (row,) = await rows.execute(
             pool,
             "SELECT locked_at > now() - make_interval(secs => lease_seconds) AS alive FROM ingestion_jobs",
         )
         assert row["alive"]
-    assert [row["outcome"] for row in await documents.attempts(pool, submitted.job_id)] == ["HANDED_BACK"]
+    assert [row["outcome"] for row in await rows.attempts(pool, submitted.job_id)] == ["HANDED_BACK"]
 
 
 async def test_j14_a_worker_that_lost_its_lease_stops_the_job_and_writes_nothing(pool: Pool) -> None:
-    submitted = await documents.submit(pool)
+    submitted = await rows.submit(pool)
     begun, cancelled = asyncio.Event(), asyncio.Event()
 
     async def work_for_ever(lease: Lease) -> None:
@@ -194,21 +194,22 @@ async def test_j14_a_worker_that_lost_its_lease_stops_the_job_and_writes_nothing
     async with running_worker(pool, work_for_ever, slots=1, beat_seconds=0.1):
         await begun.wait()
         # Somebody else takes over, as after a pause longer than the lease.
-        await documents.execute(
+        await rows.execute(
             pool,
-            "UPDATE ingestion_jobs SET lease_epoch = lease_epoch + 1, attempts = attempts + 1, locked_by = 'other'",
+            "UPDATE ingestion_jobs SET lease_epoch = lease_epoch + 1, attempts = attempts + 1, "
+            "locked_by = 'other'",
         )
-        before = await documents.version(pool, submitted.version_id)
+        before = await rows.version(pool, submitted.version_id)
         async with asyncio.timeout(5):
             await cancelled.wait()
-    row = await documents.job(pool, submitted.job_id)
+    row = await rows.job(pool, submitted.job_id)
     assert (row["status"], row["locked_by"], row["attempts"]) == ("RUNNING", "other", 2)
-    assert await documents.version(pool, submitted.version_id) == before
+    assert await rows.version(pool, submitted.version_id) == before
 
 
 async def test_a_lost_heartbeat_connection_does_not_lose_the_job(pool: Pool) -> None:
     """Case D44."""
-    submitted = await documents.submit(pool)
+    submitted = await rows.submit(pool)
     release = asyncio.Event()
 
     async def work(lease: Lease) -> None:
@@ -220,7 +221,7 @@ async def test_a_lost_heartbeat_connection_does_not_lose_the_job(pool: Pool) -> 
 
         async def killed() -> bool:
             return bool(
-                await documents.execute(
+                await rows.execute(
                     pool,
                     "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
                     "WHERE application_name = 'worker-heartbeat'",
@@ -228,19 +229,19 @@ async def test_a_lost_heartbeat_connection_does_not_lose_the_job(pool: Pool) -> 
             )
 
         await until(killed)
-        before = (await documents.job(pool, submitted.job_id))["locked_at"]
+        before = (await rows.job(pool, submitted.job_id))["locked_at"]
 
         async def beaten() -> bool:
-            return bool((await documents.job(pool, submitted.job_id))["locked_at"] > before)
+            return bool((await rows.job(pool, submitted.job_id))["locked_at"] > before)
 
         await until(beaten, 2.0)
         release.set()
         await until(lambda: settled(pool, submitted))
-    assert len(await documents.attempts(pool, submitted.job_id)) == 1
+    assert len(await rows.attempts(pool, submitted.job_id)) == 1
 
 
 async def test_while_something_it_needs_is_away_no_attempt_is_begun(pool: Pool) -> None:
-    submitted = await documents.submit(pool, max_attempts=1)
+    submitted = await rows.submit(pool, max_attempts=1)
 
     async def work(lease: Lease) -> None:
         await jobs.give_up(pool, lease, error_message="done", failure={"reason": "X"})
@@ -249,7 +250,7 @@ async def test_while_something_it_needs_is_away_no_attempt_is_begun(pool: Pool) 
     processing.available.clear()
     async with running_worker(pool, processing, poll_seconds=0.02):
         await asyncio.sleep(0.3)
-        assert await documents.attempts(pool, submitted.job_id) == []
+        assert await rows.attempts(pool, submitted.job_id) == []
         processing.available.set()
         await until(lambda: settled(pool, submitted))
 
@@ -262,26 +263,26 @@ async def test_a_notification_wakes_the_worker_long_before_its_poll(pool: Pool) 
 
         async def listening() -> bool:
             return bool(
-                await documents.execute(
+                await rows.execute(
                     pool,
-                    "SELECT pid FROM pg_stat_activity WHERE application_name = 'worker-listen' AND query LIKE 'LISTEN%%' "
-                    "AND state = 'idle'",
+                    "SELECT pid FROM pg_stat_activity WHERE application_name = 'worker-listen' "
+                    "AND query LIKE 'LISTEN%%' AND state = 'idle'",
                 )
             )
 
         await until(listening)
-        submitted = await documents.submit(pool)
-        await documents.execute(pool, "NOTIFY readymark_jobs")
+        submitted = await rows.submit(pool)
+        await rows.execute(pool, "NOTIFY readymark_jobs")
         await until(lambda: settled(pool, submitted), 5.0)
 
 
 async def test_a_failure_that_cannot_be_written_now_is_written_when_the_database_is_back(
     pool: Pool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    submitted = await documents.submit(pool, max_attempts=1)
+    submitted = await rows.submit(pool, max_attempts=1)
 
     async def kill_every_connection_and_fail(_: Lease) -> None:
-        await documents.execute(
+        await rows.execute(
             pool,
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
             "WHERE pid <> pg_backend_pid() AND datname = current_database()",
@@ -291,11 +292,11 @@ async def test_a_failure_that_cannot_be_written_now_is_written_when_the_database
     with caplog.at_level(logging.WARNING):
         async with running_worker(pool, kill_every_connection_and_fail):
             await until(lambda: settled(pool, submitted))
-    assert await documents.pair(pool, submitted) == ("FAILED", "FAILED")
+    assert await rows.pair(pool, submitted) == ("FAILED", "FAILED")
 
 
 async def test_j2_j11_many_workers_many_jobs_no_reader_sees_an_illegal_pair(pool: Pool) -> None:
-    submitted = [await documents.submit(pool, retry_delay_seconds=0) for _ in range(40)]
+    submitted = [await rows.submit(pool, retry_delay_seconds=0) for _ in range(40)]
     active: set[int] = set()
 
     async def process(lease: Lease) -> None:
@@ -313,11 +314,12 @@ async def test_j2_j11_many_workers_many_jobs_no_reader_sees_an_illegal_pair(pool
     seen: set[tuple[str, str]] = set()
 
     async def all_settled() -> bool:
-        rows = await documents.execute(
+        found = await rows.execute(
             pool,
-            "SELECT v.status AS document, j.status AS job FROM document_versions v JOIN ingestion_jobs j USING (version_id)",
+            "SELECT v.status AS document, j.status AS job "
+            "FROM document_versions v JOIN ingestion_jobs j USING (version_id)",
         )
-        pairs = {(row["document"], row["job"]) for row in rows}
+        pairs = {(row["document"], row["job"]) for row in found}
         seen.update(pairs)
         return pairs == {("FAILED", "FAILED")}
 
@@ -327,4 +329,4 @@ async def test_j2_j11_many_workers_many_jobs_no_reader_sees_an_illegal_pair(pool
 
     assert seen <= {(str(document), str(job)) for document, job in LEGAL_PAIRS}
     for item in submitted:
-        assert (await documents.job(pool, item.job_id))["attempts"] == 3
+        assert (await rows.job(pool, item.job_id))["attempts"] == 3

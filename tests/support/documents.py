@@ -96,7 +96,7 @@ async def publish(
     """Takes a claimed job to READY, with a snapshot file, vectors and chunks."""
     await advance(pool, lease, DocumentStatus.CHUNKING)
     chunks = [make_chunk(lease, ordinal) for ordinal in range(chunk_count)]
-    key = snapshot_key(lease.version_id, lease.lease_epoch)
+    key = snapshot_key(lease.job_id, lease.lease_epoch)
     await blobs.put_bytes(key, snapshot)
     row = SnapshotRow(
         file_key=key,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import datetime
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
@@ -123,8 +124,13 @@ async def hold_lease(connection: Connection, lease: Lease) -> None:
         raise LeaseLostError("LEASE_LOST")
 
 
-async def begin_stage(pool: Pool, lease: Lease, stage: DocumentStatus, *, trace_id: str | None) -> None:
-    """Commits that `stage` begins; the caller starts the work after this returns (rule D2)."""
+async def begin_stage(
+    pool: Pool, lease: Lease, stage: DocumentStatus, *, trace_id: str | None
+) -> datetime.datetime:
+    """Commits that `stage` begins and returns when, by the database's clock.
+
+    The caller starts the work after this returns (rule D2).
+    """
     transition = lifecycle.STAGE_TRANSITIONS[stage]
     values = _identity(lease) | {
         "document_from": [str(status) for status in transition.document_from],
@@ -132,7 +138,9 @@ async def begin_stage(pool: Pool, lease: Lease, stage: DocumentStatus, *, trace_
         "job_from": [str(status) for status in transition.job_from],
         "trace_id": trace_id,
     }
-    await _move(pool, statements.begin_stage, values)
+    row = await _move(pool, statements.begin_stage, values)
+    began_at: datetime.datetime = row["written_at"]
+    return began_at
 
 
 async def report_progress(pool: Pool, lease: Lease, *, done: int, total: int, unit: str) -> None:
@@ -166,7 +174,7 @@ async def hand_back(pool: Pool, lease: Lease) -> None:
     await _move(pool, statements.hand_back, _identity(lease))
 
 
-async def _move(pool: Pool, statement: bytes, values: dict[str, Any]) -> None:
+async def _move(pool: Pool, statement: bytes, values: dict[str, Any]) -> dict[str, Any]:
     async with postgres.transaction(pool) as connection:
         cursor = await connection.execute(statement, values)
         row = await cursor.fetchone()
@@ -175,6 +183,7 @@ async def _move(pool: Pool, statement: bytes, values: dict[str, Any]) -> None:
             raise LeaseLostError("LEASE_LOST")
         # Inside the transaction: if the document is not where the transition starts, the job must not move.
         assert row["moved"] == 1, "the document does not stand where the transition starts"
+        return row
 
 
 def _identity(lease: Lease) -> dict[str, Any]:

@@ -147,7 +147,8 @@ WITH held AS (
         to_char(clock_timestamp() AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"+00:00"')))
   FROM moved WHERE a.job_id = moved.job_id AND a.lease_epoch = moved.lease_epoch
 )
-SELECT (SELECT count(*) FROM held) AS held, (SELECT count(*) FROM moved) AS moved
+SELECT (SELECT count(*) FROM held) AS held, (SELECT count(*) FROM moved) AS moved,
+       clock_timestamp() AS written_at
 
 -- name: report_progress
 WITH held AS (

@@ -43,7 +43,7 @@ async def migrate(url: str) -> list[str]:
         # The type's first use loads the library; before that hnsw.* are not known as settings.
         await connection.execute("SELECT '[1]'::vector")
         for statement in (_FOLDER / "roles.sql").read_text(encoding="utf-8").split("--;\n"):
-            await connection.execute(sql.SQL(statement))  # type: ignore[arg-type]
+            await connection.execute(sql.SQL(statement))
         return await _apply(connection)
 
 
@@ -76,7 +76,9 @@ async def applied_numbers(connection: AsyncConnection[DictRow]) -> set[int]:
 
 async def require_current_schema(connection: AsyncConnection[DictRow]) -> None:
     """Raises SchemaTooOldError when a migration of this release is missing."""
-    cursor = await connection.execute("SELECT to_regclass('public.readymark_migrations') IS NOT NULL AS there")
+    cursor = await connection.execute(
+        "SELECT to_regclass('public.readymark_migrations') IS NOT NULL AS there"
+    )
     row = await cursor.fetchone()
     done = await applied_numbers(connection) if row and row["there"] else set()
     missing = [path.stem for path in migration_files() if int(path.name[:4]) not in done]

@@ -196,7 +196,12 @@ async def stage_vectors(
 
 
 async def publish_version(
-    pool: Pool, lease: Lease, space: VectorSpace, batches: Iterable[Sequence[IndexedChunk]], *, chunk_count: int
+    pool: Pool,
+    lease: Lease,
+    space: VectorSpace,
+    batches: Iterable[Sequence[IndexedChunk]],
+    *,
+    chunk_count: int,
 ) -> list[VersionId]:
     """Makes the version searchable, READY and its job SUCCEEDED: all of it or nothing.
 
@@ -282,4 +287,4 @@ def _lease_values(lease: Lease) -> dict[str, Any]:
 
 def _for_table(statement: bytes, space: VectorSpace) -> composing.Composed:
     # The name comes from our own catalogue row, never from a caller.
-    return composing.SQL(statement.decode()).format(chunk_table=composing.Identifier(space.chunk_table))  # type: ignore[arg-type]
+    return composing.SQL(statement.decode()).format(chunk_table=composing.Identifier(space.chunk_table))

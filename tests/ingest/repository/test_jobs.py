@@ -17,7 +17,7 @@ from services.ingest.repository import jobs
 from services.ingest.repository.jobs import Lease
 from shared.errors import LeaseLostError
 from shared.postgres import Pool
-from tests.support import documents
+from tests.support import rows
 
 FAILURE = {
     "code": "INTERNAL",
@@ -39,35 +39,33 @@ async def claim_all(pool: Pool, max_jobs: int = 100) -> jobs.ClaimResult:
 
 
 async def test_j3_a_claim_sets_running_counts_the_attempt_and_leaves_the_document_pending(pool: Pool) -> None:
-    submitted = await documents.submit(pool)
-    lease = await documents.claim(pool, worker="w1", lease_seconds=7)
-    row = await documents.job(pool, submitted.job_id)
+    submitted = await rows.submit(pool)
+    lease = await rows.claim(pool, worker="w1", lease_seconds=7)
+    row = await rows.job(pool, submitted.job_id)
     assert (row["status"], row["attempts"], row["locked_by"], row["lease_epoch"]) == ("RUNNING", 1, "w1", 1)
     assert row["lease_seconds"] == 7
-    assert await documents.pair(pool, submitted) == ("PENDING", "RUNNING")
+    assert await rows.pair(pool, submitted) == ("PENDING", "RUNNING")
     assert (lease.attempt, lease.lease_epoch, lease.version_id) == (1, 1, submitted.version_id)
 
 
 async def test_j2_a_job_is_not_claimed_before_it_is_available(pool: Pool) -> None:
-    submitted = await documents.submit(pool, available_in_seconds=3600)
+    submitted = await rows.submit(pool, available_in_seconds=3600)
     assert (await claim_all(pool)).leases == ()
-    await documents.execute(
+    await rows.execute(
         pool, "UPDATE ingestion_jobs SET available_at = now() WHERE job_id = %s", submitted.job_id
     )
     assert len((await claim_all(pool)).leases) == 1
 
 
 async def test_j2_a_running_job_is_not_claimed_while_its_lease_lasts(pool: Pool) -> None:
-    await documents.submit(pool)
-    await documents.claim(pool)
+    await rows.submit(pool)
+    await rows.claim(pool)
     assert await claim_all(pool) == jobs.ClaimResult(0, ())
 
 
 async def test_j2_a_job_without_attempts_left_is_not_claimed(pool: Pool) -> None:
-    submitted = await documents.submit(pool, max_attempts=1)
-    await documents.execute(
-        pool, "UPDATE ingestion_jobs SET attempts = 1 WHERE job_id = %s", submitted.job_id
-    )
+    submitted = await rows.submit(pool, max_attempts=1)
+    await rows.execute(pool, "UPDATE ingestion_jobs SET attempts = 1 WHERE job_id = %s", submitted.job_id)
     assert (await claim_all(pool)).leases == ()
 
 
@@ -75,20 +73,20 @@ async def test_j2_a_job_without_attempts_left_is_not_claimed(pool: Pool) -> None
 async def test_j5_j3_an_expired_lease_is_claimed_again_from_every_stage(
     pool: Pool, stage: DocumentStatus
 ) -> None:
-    submitted = await documents.submit(pool)
-    await documents.claim(pool)
-    await documents.set_status(pool, submitted, stage, "RUNNING")
-    await documents.expire_lease(pool, submitted.job_id)
-    lease = await documents.claim(pool, worker="w2")
+    submitted = await rows.submit(pool)
+    await rows.claim(pool)
+    await rows.set_status(pool, submitted, stage, "RUNNING")
+    await rows.expire_lease(pool, submitted.job_id)
+    lease = await rows.claim(pool, worker="w2")
     assert (lease.attempt, lease.lease_epoch) == (2, 2)
-    assert await documents.pair(pool, submitted) == ("PENDING", "RUNNING")
-    first, second = await documents.attempts(pool, submitted.job_id)
+    assert await rows.pair(pool, submitted) == ("PENDING", "RUNNING")
+    first, second = await rows.attempts(pool, submitted.job_id)
     assert (first["outcome"], second["outcome"]) == ("LEASE_EXPIRED", "RUNNING")
 
 
 async def test_j2_many_workers_claim_each_job_once_and_without_waiting(pool: Pool) -> None:
     for _ in range(60):
-        await documents.submit(pool)
+        await rows.submit(pool)
 
     async def claim_until_empty(worker: int) -> list[int]:
         taken: list[int] = []
@@ -105,8 +103,8 @@ async def test_j2_many_workers_claim_each_job_once_and_without_waiting(pool: Poo
 
 
 async def test_j2_a_claim_does_not_wait_for_a_row_that_somebody_locks(pool: Pool) -> None:
-    locked = await documents.submit(pool)
-    free = await documents.submit(pool)
+    locked = await rows.submit(pool)
+    free = await rows.submit(pool)
     async with pool.connection() as connection, connection.transaction():
         await connection.execute("SELECT FROM ingestion_jobs WHERE job_id = %s FOR UPDATE", (locked.job_id,))
         async with asyncio.timeout(5):
@@ -115,13 +113,13 @@ async def test_j2_a_claim_does_not_wait_for_a_row_that_somebody_locks(pool: Pool
 
 
 async def test_j4_a_heartbeat_renews_the_lease(pool: Pool) -> None:
-    submitted = await documents.submit(pool)
-    lease = await documents.claim(pool)
-    await documents.execute(pool, "UPDATE ingestion_jobs SET locked_at = now() - interval '50 s'")
+    submitted = await rows.submit(pool)
+    lease = await rows.claim(pool)
+    await rows.execute(pool, "UPDATE ingestion_jobs SET locked_at = now() - interval '50 s'")
     async with pool.connection() as connection:
         (renewal,) = await jobs.renew_leases(connection, [(lease.job_id, lease.lease_epoch)])
     assert (renewal.is_renewed, renewal.is_held) == (True, True)
-    (row,) = await documents.execute(
+    (row,) = await rows.execute(
         pool, "SELECT now() - locked_at AS age FROM ingestion_jobs WHERE job_id = %s", submitted.job_id
     )
     assert row["age"] < datetime.timedelta(seconds=5)
@@ -129,8 +127,8 @@ async def test_j4_a_heartbeat_renews_the_lease(pool: Pool) -> None:
 
 async def test_j4_heartbeats_are_hot_updates(pool: Pool) -> None:
     # Only a fraction of a page is free at first: enough beats show whether an index forbids HOT.
-    await documents.submit(pool)
-    lease = await documents.claim(pool)
+    await rows.submit(pool)
+    lease = await rows.claim(pool)
     async with pool.connection() as connection:
         before = await _update_counts(connection)
         for _ in range(200):
@@ -151,21 +149,21 @@ async def _update_counts(connection: object) -> tuple[int, int]:
 
 
 async def test_j14_a_late_heartbeat_does_not_steal_the_lease_back(pool: Pool) -> None:
-    submitted = await documents.submit(pool)
-    old = await documents.claim(pool)
-    await documents.expire_lease(pool, submitted.job_id)
-    new = await documents.claim(pool, worker="w2")
-    before = await documents.job(pool, submitted.job_id)
+    submitted = await rows.submit(pool)
+    old = await rows.claim(pool)
+    await rows.expire_lease(pool, submitted.job_id)
+    new = await rows.claim(pool, worker="w2")
+    before = await rows.job(pool, submitted.job_id)
     async with pool.connection() as connection:
         (late,) = await jobs.renew_leases(connection, [(old.job_id, old.lease_epoch)])
         assert (late.is_renewed, late.is_held) == (False, False)
-        assert await documents.job(pool, submitted.job_id) == before
+        assert await rows.job(pool, submitted.job_id) == before
         (good,) = await jobs.renew_leases(connection, [(new.job_id, new.lease_epoch)])
     assert good.is_renewed
 
 
 async def test_j4_a_row_that_its_own_write_locks_does_not_stall_the_other_heartbeats(pool: Pool) -> None:
-    busy, other = await documents.submit(pool), await documents.submit(pool)
+    busy, other = await rows.submit(pool), await rows.submit(pool)
     result = await claim_all(pool)
     leases = {lease.job_id: lease for lease in result.leases}
     async with jobs.fenced(pool, leases[busy.job_id]), pool.connection() as beating, asyncio.timeout(5):
@@ -180,42 +178,42 @@ async def test_j4_a_row_that_its_own_write_locks_does_not_stall_the_other_heartb
 async def test_d2_j11_a_stage_is_committed_and_changes_only_the_document(
     pool: Pool, stage: DocumentStatus
 ) -> None:
-    submitted = await documents.submit(pool)
-    lease = await documents.claim(pool)
+    submitted = await rows.submit(pool)
+    lease = await rows.claim(pool)
     await begin(pool, lease, stage)
-    assert await documents.pair(pool, submitted) == (stage, "RUNNING")
-    (attempt,) = await documents.attempts(pool, submitted.job_id)
+    assert await rows.pair(pool, submitted) == (stage, "RUNNING")
+    (attempt,) = await rows.attempts(pool, submitted.job_id)
     assert attempt["last_stage"] == stage
     assert [entry["stage"] for entry in attempt["stages"]] == list(STAGES[: STAGES.index(stage) + 1])
 
 
 async def test_d2_a_stage_cannot_be_skipped(pool: Pool) -> None:
-    submitted = await documents.submit(pool)
-    lease = await documents.claim(pool)
+    submitted = await rows.submit(pool)
+    lease = await rows.claim(pool)
     for stage in (DocumentStatus.CHUNKING, DocumentStatus.INDEXING):
         with pytest.raises(AssertionError):
             await jobs.begin_stage(pool, lease, stage, trace_id=None)
-    assert await documents.pair(pool, submitted) == ("PENDING", "RUNNING")
+    assert await rows.pair(pool, submitted) == ("PENDING", "RUNNING")
 
 
 async def test_j17_embedding_may_follow_pending_directly(pool: Pool) -> None:
-    submitted = await documents.submit(pool)
-    lease = await documents.claim(pool)
+    submitted = await rows.submit(pool)
+    lease = await rows.claim(pool)
     await jobs.begin_stage(pool, lease, DocumentStatus.EMBEDDING, trace_id=None)
-    assert await documents.pair(pool, submitted) == ("EMBEDDING", "RUNNING")
+    assert await rows.pair(pool, submitted) == ("EMBEDDING", "RUNNING")
 
 
 async def test_d5_a_new_stage_clears_the_error_of_the_last_attempt(pool: Pool) -> None:
-    submitted = await documents.submit(pool)
-    lease = await documents.claim(pool)
+    submitted = await rows.submit(pool)
+    lease = await rows.claim(pool)
     await begin(pool, lease, DocumentStatus.PARSING)
     await jobs.retry_later(pool, lease, delay_seconds=0, error_message="Attempt 1 failed", failure=FAILURE)
-    row = await documents.version(pool, submitted.version_id)
+    row = await rows.version(pool, submitted.version_id)
     assert row["error_message"] == "Attempt 1 failed"
     assert row["failure"]["stage"] == "PARSING"
-    second = await documents.claim(pool)
+    second = await rows.claim(pool)
     await begin(pool, second, DocumentStatus.PARSING)
-    row = await documents.version(pool, submitted.version_id)
+    row = await rows.version(pool, submitted.version_id)
     assert (row["error_message"], row["failure"]) == (None, None)
 
 
@@ -223,33 +221,33 @@ async def test_d5_a_new_stage_clears_the_error_of_the_last_attempt(pool: Pool) -
 async def test_d5_the_database_refuses_an_error_beside_a_running_stage(
     pool: Pool, status: DocumentStatus
 ) -> None:
-    submitted = await documents.submit(pool)
-    await documents.set_status(pool, submitted, status, "SUCCEEDED" if status == "READY" else "RUNNING")
+    submitted = await rows.submit(pool)
+    await rows.set_status(pool, submitted, status, "SUCCEEDED" if status == "READY" else "RUNNING")
     with pytest.raises(psycopg.errors.CheckViolation, match="no_stale_error"):
-        await documents.execute(pool, "UPDATE document_versions SET error_message = 'old', failure = '{}'")
+        await rows.execute(pool, "UPDATE document_versions SET error_message = 'old', failure = '{}'")
 
 
 async def test_d4_the_database_refuses_failed_without_a_reason(pool: Pool) -> None:
-    await documents.submit(pool)
+    await rows.submit(pool)
     with pytest.raises(psycopg.errors.CheckViolation, match="failed_says_why"):
-        await documents.execute(pool, "UPDATE document_versions SET status = 'FAILED'")
+        await rows.execute(pool, "UPDATE document_versions SET status = 'FAILED'")
 
 
 @pytest.mark.parametrize("stage", UNFINISHED)
 async def test_j8_j11_j16_a_temporary_failure_makes_both_pending_after_the_delay(
     pool: Pool, stage: DocumentStatus
 ) -> None:
-    submitted = await documents.submit(pool)
-    lease = await documents.claim(pool)
-    await documents.set_status(pool, submitted, stage, "RUNNING")
+    submitted = await rows.submit(pool)
+    lease = await rows.claim(pool)
+    await rows.set_status(pool, submitted, stage, "RUNNING")
     await jobs.retry_later(pool, lease, delay_seconds=40, error_message="later", failure=FAILURE)
-    assert await documents.pair(pool, submitted) == ("PENDING", "PENDING")
-    row = await documents.job(pool, submitted.job_id)
+    assert await rows.pair(pool, submitted) == ("PENDING", "PENDING")
+    row = await rows.job(pool, submitted.job_id)
     assert (row["locked_at"], row["attempts"]) == (None, 1)
-    (wait,) = await documents.execute(pool, "SELECT available_at - now() AS wait FROM ingestion_jobs")
+    (wait,) = await rows.execute(pool, "SELECT available_at - now() AS wait FROM ingestion_jobs")
     assert datetime.timedelta(seconds=35) < wait["wait"] <= datetime.timedelta(seconds=40)
     assert (await claim_all(pool)).leases == ()
-    (attempt,) = await documents.attempts(pool, submitted.job_id)
+    (attempt,) = await rows.attempts(pool, submitted.job_id)
     assert (attempt["outcome"], attempt["failure"]["stage"]) == ("RETRY_LATER", stage)
     assert attempt["failure"]["next_attempt_at"] is not None
 
@@ -258,52 +256,52 @@ async def test_j8_j11_j16_a_temporary_failure_makes_both_pending_after_the_delay
 async def test_j10_j11_j16_giving_up_makes_both_failed_with_the_reason(
     pool: Pool, stage: DocumentStatus
 ) -> None:
-    submitted = await documents.submit(pool)
-    lease = await documents.claim(pool)
-    await documents.set_status(pool, submitted, stage, "RUNNING")
+    submitted = await rows.submit(pool)
+    lease = await rows.claim(pool)
+    await rows.set_status(pool, submitted, stage, "RUNNING")
     await jobs.give_up(pool, lease, error_message="The PDF is damaged", failure=FAILURE)
-    assert await documents.pair(pool, submitted) == ("FAILED", "FAILED")
-    row = await documents.version(pool, submitted.version_id)
+    assert await rows.pair(pool, submitted) == ("FAILED", "FAILED")
+    row = await rows.version(pool, submitted.version_id)
     assert (row["error_message"], row["failure"]["stage"]) == ("The PDF is damaged", stage)
-    (attempt,) = await documents.attempts(pool, submitted.job_id)
+    (attempt,) = await rows.attempts(pool, submitted.job_id)
     assert (attempt["outcome"], attempt["number"], attempt["worker"]) == ("FAILED", 1, "worker-1")
     assert attempt["ended_at"] >= attempt["started_at"]
 
 
 @pytest.mark.parametrize("stage", UNFINISHED)
 async def test_j15_a_hand_back_is_due_at_once_and_free(pool: Pool, stage: DocumentStatus) -> None:
-    submitted = await documents.submit(pool, max_attempts=1)
+    submitted = await rows.submit(pool, max_attempts=1)
     for round_number in range(1, 6):
-        lease = await documents.claim(pool)
+        lease = await rows.claim(pool)
         assert (lease.attempt, lease.lease_epoch) == (1, round_number)
-        await documents.set_status(pool, submitted, stage, "RUNNING")
+        await rows.set_status(pool, submitted, stage, "RUNNING")
         await jobs.hand_back(pool, lease)
-        assert await documents.pair(pool, submitted) == ("PENDING", "PENDING")
-        assert (await documents.job(pool, submitted.job_id))["attempts"] == 0
-    assert {row["outcome"] for row in await documents.attempts(pool, submitted.job_id)} == {"HANDED_BACK"}
+        assert await rows.pair(pool, submitted) == ("PENDING", "PENDING")
+        assert (await rows.job(pool, submitted.job_id))["attempts"] == 0
+    assert {row["outcome"] for row in await rows.attempts(pool, submitted.job_id)} == {"HANDED_BACK"}
 
 
 @pytest.mark.parametrize("stage", UNFINISHED)
 async def test_j12_an_expired_job_without_attempts_left_fails_and_that_call_claims_nothing(
     pool: Pool, stage: DocumentStatus
 ) -> None:
-    submitted = await documents.submit(pool, max_attempts=1)
-    waiting = await documents.submit(pool, available_in_seconds=3600)
-    await documents.claim(pool)
-    await documents.set_status(pool, submitted, stage, "RUNNING")
-    await documents.expire_lease(pool, submitted.job_id)
-    await documents.execute(
+    submitted = await rows.submit(pool, max_attempts=1)
+    waiting = await rows.submit(pool, available_in_seconds=3600)
+    await rows.claim(pool)
+    await rows.set_status(pool, submitted, stage, "RUNNING")
+    await rows.expire_lease(pool, submitted.job_id)
+    await rows.execute(
         pool, "UPDATE ingestion_jobs SET available_at = now() WHERE job_id = %s", waiting.job_id
     )
     first = await claim_all(pool)
     assert (first.converged, first.leases) == (1, ())
-    assert await documents.pair(pool, submitted) == ("FAILED", "FAILED")
-    row = await documents.version(pool, submitted.version_id)
+    assert await rows.pair(pool, submitted) == ("FAILED", "FAILED")
+    row = await rows.version(pool, submitted.version_id)
     assert row["error_message"].startswith(
         "The worker's lease expired and the maximum number of attempts was reached"
     )
     assert (row["failure"]["reason"], row["failure"]["stage"]) == ("LEASE_EXPIRED", stage)
-    (attempt,) = await documents.attempts(pool, submitted.job_id)
+    (attempt,) = await rows.attempts(pool, submitted.job_id)
     assert attempt["outcome"] == "LEASE_EXPIRED"
     second = await claim_all(pool)
     assert [lease.job_id for lease in second.leases] == [waiting.job_id]
@@ -311,10 +309,10 @@ async def test_j12_an_expired_job_without_attempts_left_fails_and_that_call_clai
 
 async def test_j12_one_call_settles_many_so_that_dead_jobs_do_not_delay_live_ones(pool: Pool) -> None:
     for _ in range(30):
-        await documents.submit(pool, max_attempts=1)
+        await rows.submit(pool, max_attempts=1)
     await claim_all(pool)
-    await documents.execute(pool, "UPDATE ingestion_jobs SET locked_at = now() - interval '1 hour'")
-    live = await documents.submit(pool)
+    await rows.execute(pool, "UPDATE ingestion_jobs SET locked_at = now() - interval '1 hour'")
+    live = await rows.submit(pool)
     assert (await claim_all(pool)).converged == 30
     assert [lease.job_id for lease in (await claim_all(pool)).leases] == [live.job_id]
 
@@ -323,52 +321,52 @@ async def test_j12_one_call_settles_many_so_that_dead_jobs_do_not_delay_live_one
 async def test_j12_j13_a_ready_document_with_an_expired_job_becomes_succeeded_and_stays_ready(
     pool: Pool, attempts: int, max_attempts: int
 ) -> None:
-    submitted = await documents.submit(pool, max_attempts=max_attempts)
-    await documents.claim(pool)
-    await documents.set_status(pool, submitted, "READY", "RUNNING")
-    before = await documents.version(pool, submitted.version_id)
+    submitted = await rows.submit(pool, max_attempts=max_attempts)
+    await rows.claim(pool)
+    await rows.set_status(pool, submitted, "READY", "RUNNING")
+    before = await rows.version(pool, submitted.version_id)
     assert await claim_all(pool) == jobs.ClaimResult(0, ())
-    await documents.expire_lease(pool, submitted.job_id)
+    await rows.expire_lease(pool, submitted.job_id)
     assert (await claim_all(pool)).converged == 1
-    assert await documents.pair(pool, submitted) == ("READY", "SUCCEEDED")
-    assert await documents.version(pool, submitted.version_id) == before
+    assert await rows.pair(pool, submitted) == ("READY", "SUCCEEDED")
+    assert await rows.version(pool, submitted.version_id) == before
     assert await claim_all(pool) == jobs.ClaimResult(0, ())
 
 
 async def test_j12_a_job_that_ends_while_it_is_being_settled_is_left_alone(pool: Pool) -> None:
     """Case Q1: the sweep must check again after it waited for the row."""
-    submitted = await documents.submit(pool, max_attempts=1)
-    lease = await documents.claim(pool)
-    await documents.expire_lease(pool, submitted.job_id)
+    submitted = await rows.submit(pool, max_attempts=1)
+    lease = await rows.claim(pool)
+    await rows.expire_lease(pool, submitted.job_id)
     async with jobs.fenced(pool, lease):
         # The worker is writing: its row is locked, the sweep goes past it.
         assert await claim_all(pool) == jobs.ClaimResult(0, ())
     # The write renewed the lease.
     assert await claim_all(pool) == jobs.ClaimResult(0, ())
-    assert await documents.pair(pool, submitted) == ("PENDING", "RUNNING")
+    assert await rows.pair(pool, submitted) == ("PENDING", "RUNNING")
 
 
-async def zombie(pool: Pool, how: str) -> tuple[documents.Submitted, Lease]:
+async def zombie(pool: Pool, how: str) -> tuple[rows.Submitted, Lease]:
     """Returns a document and the lease of a worker that has lost it, in one of all the ways."""
-    submitted = await documents.submit(pool)
-    old = await documents.claim(pool, worker="sleeper")
+    submitted = await rows.submit(pool)
+    old = await rows.claim(pool, worker="sleeper")
     await begin(pool, old, DocumentStatus.EMBEDDING)
     if how == "claimed by another":
-        await documents.expire_lease(pool, submitted.job_id)
-        new = await documents.claim(pool, worker="other")
+        await rows.expire_lease(pool, submitted.job_id)
+        new = await rows.claim(pool, worker="other")
         await begin(pool, new, DocumentStatus.EMBEDDING)
     elif how == "claimed again under the same worker name":
-        await documents.expire_lease(pool, submitted.job_id)
-        await documents.claim(pool, worker="sleeper")
+        await rows.expire_lease(pool, submitted.job_id)
+        await rows.claim(pool, worker="sleeper")
     elif how == "handed back and claimed with the same attempt number":
         await jobs.hand_back(pool, old)
-        await documents.claim(pool, worker="other")
+        await rows.claim(pool, worker="other")
     elif how == "waiting for a retry":
         await jobs.retry_later(pool, old, delay_seconds=60, error_message="later", failure=FAILURE)
     elif how == "failed":
         await jobs.give_up(pool, old, error_message="failed", failure=FAILURE)
     elif how == "deleted":
-        await documents.execute(pool, "DELETE FROM documents")
+        await rows.execute(pool, "DELETE FROM documents")
     return submitted, old
 
 
@@ -388,7 +386,7 @@ async def test_j14_a_worker_that_lost_its_lease_changes_nothing(pool: Pool, how:
 
     async def everything() -> list[list[dict[str, object]]]:
         tables = ("ingestion_jobs", "document_versions", "ingestion_attempts", "documents")
-        return [await documents.execute(pool, f"SELECT * FROM {table} ORDER BY 1, 2") for table in tables]
+        return [await rows.execute(pool, f"SELECT * FROM {table} ORDER BY 1, 2") for table in tables]
 
     before = await everything()
     for stage in STAGES:
@@ -409,9 +407,9 @@ async def test_j14_a_worker_that_lost_its_lease_changes_nothing(pool: Pool, how:
 
 
 async def test_j14_nobody_claims_a_job_while_its_holder_writes(pool: Pool) -> None:
-    submitted = await documents.submit(pool)
-    lease = await documents.claim(pool)
-    await documents.expire_lease(pool, submitted.job_id)
+    submitted = await rows.submit(pool)
+    lease = await rows.claim(pool)
+    await rows.expire_lease(pool, submitted.job_id)
     async with jobs.fenced(pool, lease):
         assert (await claim_all(pool)).leases == ()
     # Holding it renewed it, so it is not expired any more.
@@ -419,10 +417,10 @@ async def test_j14_nobody_claims_a_job_while_its_holder_writes(pool: Pool) -> No
 
 
 async def test_j14_the_epoch_never_goes_back(pool: Pool) -> None:
-    await documents.submit(pool, max_attempts=50)
+    await rows.submit(pool, max_attempts=50)
     epochs = []
     for ending in (jobs.hand_back, None, jobs.hand_back, None):
-        lease = await documents.claim(pool)
+        lease = await rows.claim(pool)
         epochs.append(lease.lease_epoch)
         if ending is not None:
             await ending(pool, lease)
@@ -449,20 +447,20 @@ def test_j6_a_worker_sends_no_moment_of_its_own() -> None:
 
 
 async def test_j16_every_attempt_leaves_a_row(pool: Pool) -> None:
-    submitted = await documents.submit(pool, max_attempts=3)
-    first = await documents.claim(pool, worker="w1")
+    submitted = await rows.submit(pool, max_attempts=3)
+    first = await rows.claim(pool, worker="w1")
     await begin(pool, first, DocumentStatus.CHUNKING)
     await jobs.retry_later(pool, first, delay_seconds=0, error_message="x", failure=FAILURE)
-    second = await documents.claim(pool, worker="w2")
+    second = await rows.claim(pool, worker="w2")
     await jobs.hand_back(pool, second)
-    third = await documents.claim(pool, worker="w3")
+    third = await rows.claim(pool, worker="w3")
     await begin(pool, third, DocumentStatus.PARSING)
-    await documents.expire_lease(pool, submitted.job_id)
-    last = await documents.claim(pool, worker="w4")
+    await rows.expire_lease(pool, submitted.job_id)
+    last = await rows.claim(pool, worker="w4")
     await jobs.give_up(pool, last, error_message="x", failure=FAILURE)
     told = [
         (row["number"], row["worker"], row["last_stage"], row["outcome"])
-        for row in await documents.attempts(pool, submitted.job_id)
+        for row in await rows.attempts(pool, submitted.job_id)
     ]
     assert told == [
         (1, "w1", "CHUNKING", "RETRY_LATER"),
@@ -473,9 +471,9 @@ async def test_j16_every_attempt_leaves_a_row(pool: Pool) -> None:
 
 
 async def test_at_most_one_live_job_a_version(pool: Pool) -> None:
-    submitted = await documents.submit(pool)
+    submitted = await rows.submit(pool)
     with pytest.raises(psycopg.errors.UniqueViolation, match="ingestion_jobs_one_live"):
-        await documents.execute(
+        await rows.execute(
             pool,
             "INSERT INTO ingestion_jobs (version_id, tenant_id, status, max_attempts, retry_delay_seconds, lease_seconds) "
             "SELECT version_id, tenant_id, 'PENDING', 3, 1, 1 FROM ingestion_jobs WHERE job_id = %s",
@@ -485,10 +483,10 @@ async def test_at_most_one_live_job_a_version(pool: Pool) -> None:
 
 async def test_j11_every_statement_writes_both_statuses_or_none(pool: Pool) -> None:
     """A transition whose document does not stand where it must leaves the job untouched too."""
-    submitted = await documents.submit(pool)
-    lease = await documents.claim(pool)
-    await documents.set_status(pool, submitted, "READY", "RUNNING")
-    before = await documents.job(pool, submitted.job_id)
+    submitted = await rows.submit(pool)
+    lease = await rows.claim(pool)
+    await rows.set_status(pool, submitted, "READY", "RUNNING")
+    before = await rows.job(pool, submitted.job_id)
     for write in (
         jobs.hand_back(pool, lease),
         jobs.give_up(pool, lease, error_message="x", failure=FAILURE),
@@ -496,20 +494,20 @@ async def test_j11_every_statement_writes_both_statuses_or_none(pool: Pool) -> N
     ):
         with pytest.raises(AssertionError):
             await write
-    assert await documents.job(pool, submitted.job_id) == before
-    assert await documents.pair(pool, submitted) == ("READY", "RUNNING")
+    assert await rows.job(pool, submitted.job_id) == before
+    assert await rows.pair(pool, submitted) == ("READY", "RUNNING")
 
 
 async def test_the_claim_uses_its_two_small_indexes_however_many_jobs_are_finished(pool: Pool) -> None:
-    submitted = await documents.submit(pool)
-    await documents.execute(
+    submitted = await rows.submit(pool)
+    await rows.execute(
         pool,
         "INSERT INTO document_versions (document_id, collection_id, number, status, blob_sha256, size_bytes, ready_at, chunk_count) "
         "SELECT document_id, collection_id, n + 1, 'READY', blob_sha256, 1, now(), 1 "
         "FROM document_versions, generate_series(1, 20000) n WHERE version_id = %s",
         submitted.version_id,
     )
-    await documents.execute(
+    await rows.execute(
         pool,
         "INSERT INTO ingestion_jobs (version_id, tenant_id, status, max_attempts, retry_delay_seconds, lease_seconds, "
         "finished_at, available_at) SELECT version_id, 1, "

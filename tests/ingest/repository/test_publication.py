@@ -18,7 +18,7 @@ from services.ingest.repository.jobs import Lease
 from services.ingest.repository.publication import IndexedChunk, SnapshotRecord, SnapshotRow, VectorSpace
 from shared.errors import LeaseLostError, ModelMismatchError
 from shared.postgres import Pool
-from tests.support import documents
+from tests.support import rows
 
 DIMENSION = 8
 
@@ -86,9 +86,9 @@ async def upto_indexing(pool: Pool, lease: Lease, chunks: list[IndexedChunk]) ->
     return space
 
 
-async def publish_document(pool: Pool, *texts: str, document_id: str | None = None) -> documents.Submitted:
-    submitted = await documents.submit(pool, document_id=document_id, content=" ".join(texts).encode())
-    lease = await documents.claim(pool)
+async def publish_document(pool: Pool, *texts: str, document_id: str | None = None) -> rows.Submitted:
+    submitted = await rows.submit(pool, document_id=document_id, content=" ".join(texts).encode())
+    lease = await rows.claim(pool)
     chunks = chunks_of(*texts)
     space = await upto_indexing(pool, lease, chunks)
     await publication.publish_version(pool, lease, space, [chunks], chunk_count=len(chunks))
@@ -96,60 +96,57 @@ async def publish_document(pool: Pool, *texts: str, document_id: str | None = No
 
 
 async def visible(pool: Pool) -> list[str]:
-    tables = await documents.execute(pool, "SELECT chunk_table FROM vector_spaces")
-    found = []
-    for table in tables:
-        rows = await documents.execute(
-            pool, f"SELECT content FROM {table['chunk_table']} ORDER BY version_id, ordinal"
-        )
-        found += [row["content"] for row in rows]
-    return found
+    contents: list[str] = []
+    for space in await rows.execute(pool, "SELECT chunk_table FROM vector_spaces"):
+        query = f"SELECT content FROM {space['chunk_table']} ORDER BY version_id, ordinal"
+        contents += [row["content"] for row in await rows.execute(pool, query)]
+    return contents
 
 
 async def test_d1_j7_publishing_makes_everything_visible_at_once(pool: Pool) -> None:
-    submitted = await documents.submit(pool)
-    lease = await documents.claim(pool)
+    submitted = await rows.submit(pool)
+    lease = await rows.claim(pool)
     chunks = chunks_of("one", "two", "three")
     space = await upto_indexing(pool, lease, chunks)
     assert await visible(pool) == []
     await publication.publish_version(pool, lease, space, [chunks[:2], chunks[2:]], chunk_count=3)
     assert await visible(pool) == ["one", "two", "three"]
-    assert await documents.pair(pool, submitted) == ("READY", "SUCCEEDED")
-    version = await documents.version(pool, submitted.version_id)
+    assert await rows.pair(pool, submitted) == ("READY", "SUCCEEDED")
+    version = await rows.version(pool, submitted.version_id)
     assert version["model_fingerprint"] == space.fingerprint
-    (row,) = await documents.execute(
+    (row,) = await rows.execute(
         pool,
         "SELECT d.served_version_id, c.ready_chunks FROM documents d JOIN collections c USING (collection_id)",
     )
     assert (row["served_version_id"], row["ready_chunks"]) == (submitted.version_id, 3)
-    assert await documents.execute(pool, "SELECT ordinal FROM chunk_staging") == []
-    (attempt,) = await documents.attempts(pool, submitted.job_id)
+    assert await rows.execute(pool, "SELECT ordinal FROM chunk_staging") == []
+    (attempt,) = await rows.attempts(pool, submitted.job_id)
     assert (attempt["outcome"], attempt["last_stage"]) == ("SUCCEEDED", "INDEXING")
 
 
 async def test_d1_a_missing_vector_publishes_nothing(pool: Pool) -> None:
-    submitted = await documents.submit(pool)
-    lease = await documents.claim(pool)
+    submitted = await rows.submit(pool)
+    lease = await rows.claim(pool)
     chunks = chunks_of("one", "two")
     space = await upto_indexing(pool, lease, chunks)
-    await documents.execute(pool, "DELETE FROM chunk_staging WHERE ordinal = 1")
+    await rows.execute(pool, "DELETE FROM chunk_staging WHERE ordinal = 1")
     with pytest.raises(AssertionError, match="1 of 2 chunks have a vector"):
         await publication.publish_version(pool, lease, space, [chunks], chunk_count=2)
     assert await visible(pool) == []
-    assert await documents.pair(pool, submitted) == ("INDEXING", "RUNNING")
+    assert await rows.pair(pool, submitted) == ("INDEXING", "RUNNING")
 
 
 @pytest.mark.parametrize("stage", [s for s in STAGES if s is not DocumentStatus.INDEXING])
 async def test_d1_only_an_indexing_document_can_be_published(pool: Pool, stage: DocumentStatus) -> None:
-    submitted = await documents.submit(pool)
-    lease = await documents.claim(pool)
+    submitted = await rows.submit(pool)
+    lease = await rows.claim(pool)
     chunks = chunks_of("one")
     space = await upto_indexing(pool, lease, chunks)
-    await documents.set_status(pool, submitted, stage, "RUNNING")
+    await rows.set_status(pool, submitted, stage, "RUNNING")
     with pytest.raises(AssertionError):
         await publication.publish_version(pool, lease, space, [chunks], chunk_count=1)
     assert await visible(pool) == []
-    assert await documents.pair(pool, submitted) == (stage, "RUNNING")
+    assert await rows.pair(pool, submitted) == (stage, "RUNNING")
 
 
 @pytest.mark.parametrize("status", ["PENDING", *STAGES, "FAILED"])
@@ -160,14 +157,14 @@ async def test_d3_the_database_refuses_chunks_of_a_document_that_is_not_ready(
     job = "FAILED" if status == "FAILED" else "RUNNING"
     # Out of READY while it has chunks: refused.
     with pytest.raises(psycopg.errors.ForeignKeyViolation):
-        await documents.set_status(pool, submitted, status, job)
+        await rows.set_status(pool, submitted, status, job)
     # Into the chunk table while it is not READY: refused.
-    await documents.execute(pool, "UPDATE documents SET served_version_id = NULL")
-    moved = await documents.execute(pool, "DELETE FROM chunks_1 RETURNING *")
-    await documents.set_status(pool, submitted, status, job)
+    await rows.execute(pool, "UPDATE documents SET served_version_id = NULL")
+    moved = await rows.execute(pool, "DELETE FROM chunks_1 RETURNING *")
+    await rows.set_status(pool, submitted, status, job)
     names = ", ".join(moved[0])
     with pytest.raises(psycopg.errors.ForeignKeyViolation, match="only_of_ready_versions"):
-        await documents.execute(
+        await rows.execute(
             pool,
             f"INSERT INTO chunks_1 ({names}) VALUES ({', '.join(['%s'] * len(moved[0]))})",
             *_plain(moved[0]),
@@ -175,7 +172,7 @@ async def test_d3_the_database_refuses_chunks_of_a_document_that_is_not_ready(
     # Not by claiming another status in the row either.
     changed = dict(moved[0], version_status=status)
     with pytest.raises(psycopg.errors.CheckViolation):
-        await documents.execute(
+        await rows.execute(
             pool,
             f"INSERT INTO chunks_1 ({names}) VALUES ({', '.join(['%s'] * len(changed))})",
             *_plain(changed),
@@ -187,18 +184,18 @@ def _plain(row: dict[str, object]) -> list[object]:
 
 
 async def test_d3_a_document_that_is_not_ready_cannot_be_served(pool: Pool) -> None:
-    submitted = await documents.submit(pool)
+    submitted = await rows.submit(pool)
     with pytest.raises(psycopg.errors.ForeignKeyViolation, match="serves_only_ready"):
-        await documents.execute(pool, "UPDATE documents SET served_version_id = %s", submitted.version_id)
+        await rows.execute(pool, "UPDATE documents SET served_version_id = %s", submitted.version_id)
 
 
 async def test_j14_a_publication_without_the_lease_leaves_nothing(pool: Pool) -> None:
-    submitted = await documents.submit(pool)
-    sleeper = await documents.claim(pool, worker="sleeper")
+    submitted = await rows.submit(pool)
+    sleeper = await rows.claim(pool, worker="sleeper")
     chunks = chunks_of("one", "two")
     space = await upto_indexing(pool, sleeper, chunks)
-    await documents.expire_lease(pool, submitted.job_id)
-    other = await documents.claim(pool, worker="other")
+    await rows.expire_lease(pool, submitted.job_id)
+    other = await rows.claim(pool, worker="other")
     await jobs.begin_stage(pool, other, DocumentStatus.EMBEDDING, trace_id=None)
     await jobs.begin_stage(pool, other, DocumentStatus.INDEXING, trace_id=None)
     for write in (
@@ -211,18 +208,18 @@ async def test_j14_a_publication_without_the_lease_leaves_nothing(pool: Pool) ->
         with pytest.raises(LeaseLostError):
             await write
     assert await visible(pool) == []
-    assert await documents.pair(pool, submitted) == ("INDEXING", "RUNNING")
+    assert await rows.pair(pool, submitted) == ("INDEXING", "RUNNING")
     await publication.publish_version(pool, other, space, [chunks], chunk_count=2)
     assert await visible(pool) == ["one", "two"]
 
 
 async def test_j14_two_publications_at_once_end_in_one(pool: Pool) -> None:
-    submitted = await documents.submit(pool)
-    sleeper = await documents.claim(pool)
+    submitted = await rows.submit(pool)
+    sleeper = await rows.claim(pool)
     chunks = chunks_of(*(f"text {number}" for number in range(50)))
     space = await upto_indexing(pool, sleeper, chunks)
-    await documents.expire_lease(pool, submitted.job_id)
-    other = await documents.claim(pool)
+    await rows.expire_lease(pool, submitted.job_id)
+    other = await rows.claim(pool)
     await jobs.begin_stage(pool, other, DocumentStatus.EMBEDDING, trace_id=None)
     await jobs.begin_stage(pool, other, DocumentStatus.INDEXING, trace_id=None)
     results = await asyncio.gather(
@@ -236,14 +233,14 @@ async def test_j14_two_publications_at_once_end_in_one(pool: Pool) -> None:
         # It may have waited for the sleeper's rows and lost them to its rollback: then it succeeds now.
         await publication.publish_version(pool, other, space, [chunks], chunk_count=50)
     assert len(await visible(pool)) == 50
-    assert await documents.pair(pool, submitted) == ("READY", "SUCCEEDED")
+    assert await rows.pair(pool, submitted) == ("READY", "SUCCEEDED")
 
 
 async def test_a_backend_that_dies_in_the_middle_of_publishing_leaves_nothing_and_the_retry_succeeds(
     pool: Pool,
 ) -> None:
-    submitted = await documents.submit(pool)
-    lease = await documents.claim(pool)
+    submitted = await rows.submit(pool)
+    lease = await rows.claim(pool)
     chunks = chunks_of(*(f"text {number}" for number in range(20)))
     space = await upto_indexing(pool, lease, chunks)
 
@@ -259,7 +256,7 @@ async def test_a_backend_that_dies_in_the_middle_of_publishing_leaves_nothing_an
     with pytest.raises(Exception, match="database does not answer"):
         await publication.publish_version(pool, lease, space, batches_that_kill(), chunk_count=20)  # type: ignore[arg-type]
     assert await visible(pool) == []
-    assert await documents.pair(pool, submitted) == ("INDEXING", "RUNNING")
+    assert await rows.pair(pool, submitted) == ("INDEXING", "RUNNING")
     await publication.publish_version(pool, lease, space, [chunks], chunk_count=20)
     assert len(await visible(pool)) == 20
 
@@ -279,40 +276,40 @@ async def test_a_new_version_replaces_the_served_one_at_once(pool: Pool) -> None
     await watching
     assert await visible(pool) == ["new", "same"]
     assert seen <= {("old one", "old two", "same"), ("new", "same")}
-    rows = await documents.execute(pool, "SELECT version_id FROM document_versions")
-    assert [row["version_id"] for row in rows] == [second.version_id]
-    (row,) = await documents.execute(pool, "SELECT ready_chunks FROM collections")
+    found = await rows.execute(pool, "SELECT version_id FROM document_versions")
+    assert [row["version_id"] for row in found] == [second.version_id]
+    (row,) = await rows.execute(pool, "SELECT ready_chunks FROM collections")
     assert row["ready_chunks"] == 2
 
 
 async def test_a_failed_new_version_leaves_the_served_one_searchable(pool: Pool) -> None:
     first = await publish_document(pool, "old")
-    await documents.submit(pool, document_id=first.document_id, content=b"new")
-    lease = await documents.claim(pool)
+    await rows.submit(pool, document_id=first.document_id, content=b"new")
+    lease = await rows.claim(pool)
     failure = {"code": "INVALID_DOCUMENT", "reason": "CORRUPT_FILE", "parameters": {}}
     await jobs.give_up(pool, lease, error_message="damaged", failure=failure)
     assert await visible(pool) == ["old"]
-    (row,) = await documents.execute(pool, "SELECT served_version_id FROM documents")
+    (row,) = await rows.execute(pool, "SELECT served_version_id FROM documents")
     assert row["served_version_id"] == first.version_id
 
 
 async def test_unchanged_text_takes_its_vector_from_the_served_version(pool: Pool) -> None:
     first = await publish_document(pool, "same", "old")
-    (kept,) = await documents.execute(pool, "SELECT embedding::text FROM chunks_1 WHERE content = 'same'")
-    await documents.submit(pool, document_id=first.document_id, content=b"new")
-    lease = await documents.claim(pool)
+    (kept,) = await rows.execute(pool, "SELECT embedding::text FROM chunks_1 WHERE content = 'same'")
+    await rows.submit(pool, document_id=first.document_id, content=b"new")
+    lease = await rows.claim(pool)
     space = await bind(pool, lease)
     chunks = chunks_of("new", "same")
     wanted = [(item.chunk.ordinal, item.text_sha256) for item in chunks]
     await publication.adopt_served_vectors(pool, lease, space, wanted)
     assert await publication.list_staged(pool, lease, space) == {1: chunks[1].text_sha256}
-    (staged,) = await documents.execute(pool, "SELECT embedding::text FROM chunk_staging")
+    (staged,) = await rows.execute(pool, "SELECT embedding::text FROM chunk_staging")
     assert staged == kept
 
 
 async def test_staged_vectors_of_another_model_or_text_are_not_used(pool: Pool) -> None:
-    await documents.submit(pool)
-    lease = await documents.claim(pool)
+    await rows.submit(pool)
+    lease = await rows.claim(pool)
     chunks = chunks_of("one")
     space = await bind(pool, lease)
     other = VectorSpace(space.vector_space_id, "e" * 64, DIMENSION, space.chunk_table)
@@ -328,19 +325,19 @@ async def test_staged_vectors_of_another_model_or_text_are_not_used(pool: Pool) 
 async def test_a_collection_keeps_the_model_that_embedded_for_it_first(pool: Pool) -> None:
     """Cases D29 and E17: another model is refused by its fingerprint, even with the same dimension."""
     await publish_document(pool, "one")
-    await documents.submit(pool)
-    lease = await documents.claim(pool)
+    await rows.submit(pool)
+    lease = await rows.claim(pool)
     with pytest.raises(ModelMismatchError) as refused:
         await bind(pool, lease, "e" * 64)
     assert refused.value.parameters == {"expected": "f" * 12, "actual": "e" * 12}
-    await documents.submit(pool, collection="other")
-    elsewhere = await documents.claim(pool)
+    await rows.submit(pool, collection="other")
+    elsewhere = await rows.claim(pool)
     assert (await bind(pool, elsewhere, "e" * 64)).fingerprint == "e" * 64
 
 
 async def test_workers_that_meet_a_new_model_together_make_one_space(pool: Pool) -> None:
     for number in range(8):
-        await documents.submit(pool, collection=f"c{number}")
+        await rows.submit(pool, collection=f"c{number}")
     result = await jobs.claim_ingestion_jobs(pool, worker="w", lease_seconds=60, max_jobs=8)
     spaces = await asyncio.gather(*(bind(pool, lease) for lease in result.leases))
     assert len({space.vector_space_id for space in spaces}) == 1
@@ -357,8 +354,8 @@ async def test_workers_that_meet_a_new_model_together_make_one_space(pool: Pool)
 async def test_a_vector_that_is_not_of_length_one_never_becomes_searchable(
     pool: Pool, vector: np.ndarray, refusal: type[Exception]
 ) -> None:
-    await documents.submit(pool)
-    lease = await documents.claim(pool)
+    await rows.submit(pool)
+    lease = await rows.claim(pool)
     chunks = chunks_of("one")
     space = await upto_indexing(pool, lease, chunks)
     staged = [(0, chunks[0].text_sha256)]
@@ -369,16 +366,16 @@ async def test_a_vector_that_is_not_of_length_one_never_becomes_searchable(
 
 
 async def test_a_snapshot_row_names_the_newest_file_and_returns_the_replaced_one(pool: Pool) -> None:
-    submitted = await documents.submit(pool)
-    first = await documents.claim(pool)
+    submitted = await rows.submit(pool)
+    first = await rows.claim(pool)
     assert await save_snapshot(pool, first, 2) is None
     await jobs.hand_back(pool, first)
-    second = await documents.claim(pool)
+    second = await rows.claim(pool)
     assert await save_snapshot(pool, second, 3) == f"snapshots/{first.job_id}-1"
     found = await publication.find_snapshot(pool, second.version_id)
     assert found is not None
     assert found.file_key == f"snapshots/{submitted.job_id}-2"
-    assert (await documents.version(pool, submitted.version_id))["chunk_count"] == 3
+    assert (await rows.version(pool, submitted.version_id))["chunk_count"] == 3
 
 
 async def test_the_searcher_may_select_the_search_views_and_nothing_else(
