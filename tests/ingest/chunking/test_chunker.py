@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import itertools
 import os
 import subprocess
 import sys
@@ -16,94 +14,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.ingest.chunking import Chunker, chunk_warnings
-from services.ingest.model import Asset, BlockKind, Chunk, ParsedDocument
+from services.ingest.model import Asset, BlockKind
 from services.ingest.parsing.accepted import MediaType
 from services.ingest.parsing.builder import DocumentBuilder
 from services.ingest.parsing.limits import ParseLimits
-from services.ingest.parsing.markdown import parse_markdown
-from tests.support.tokenizer_files import E5_UNKNOWN_TOKEN_ID, MINILM_UNKNOWN_TOKEN_ID, tokenizer_json
-
-DOCUMENT_ID = "6f1c0a52-9a0e-4c1e-8f0c-2f8f6f0d6c11"
-OVERHEAD = 5
-FAMILY = "👨\u200d👩\u200d👧\u200d👦"
-
-
-@functools.cache
-def chunker(max_tokens: int = 128, overlap_tokens: int = 16, model: str = "multilingual-e5-small") -> Chunker:
-    unknown = E5_UNKNOWN_TOKEN_ID if model.startswith("multi") else MINILM_UNKNOWN_TOKEN_ID
-    return Chunker(
-        tokenizer_json(model),
-        max_tokens=max_tokens,
-        overlap_tokens=overlap_tokens,
-        document_overhead_tokens=OVERHEAD,
-        unknown_token_id=unknown,
-        model_fingerprint="test",
-    )
-
-
-@functools.cache
-def tokenizer(model: str = "multilingual-e5-small") -> tokenizers.Tokenizer:
-    loaded = tokenizers.Tokenizer.from_buffer(tokenizer_json(model))
-    loaded.no_truncation()
-    loaded.no_padding()
-    return loaded
-
-
-def build(*blocks: tuple[BlockKind, str]) -> ParsedDocument:
-    builder = DocumentBuilder(MediaType.MARKDOWN, ParseLimits())
-    for kind, text in blocks:
-        builder.add(kind, text, level=1 if kind is BlockKind.HEADING else None)
-    return builder.build()
-
-
-def markdown(text: str) -> ParsedDocument:
-    builder = DocumentBuilder(MediaType.MARKDOWN, ParseLimits())
-    parse_markdown(text, builder)
-    return builder.build()
-
-
-def check(document: ParsedDocument, chunks: list[Chunk], max_tokens: int, model: str) -> None:
-    """What holds for all chunks of all documents."""
-    covered = bytearray(len(document.text))
-    for ordinal, chunk in enumerate(chunks):
-        start, end = chunk.locator.start_char, chunk.locator.end_char
-        assert chunk.ordinal == ordinal
-        assert chunk.content == document.text[start:end] != ""
-        assert len(chunk.content) <= 4000
-        tokens = len(tokenizer(model).encode(chunk.embed_text, add_special_tokens=False))
-        assert chunk.token_count == tokens + OVERHEAD <= max_tokens
-        covered[start:end] = b"\1" * (end - start)
-    missed = [
-        document.text[index]
-        for index, is_covered in enumerate(covered)
-        if not is_covered and not document.text[index].isspace()
-    ]
-    assert missed == []
-    assert len({chunk.chunk_id for chunk in chunks}) == len(chunks)
-    starts = [chunk.locator.start_char for chunk in chunks]
-    assert starts == sorted(starts)
-
-
-def split(
-    document: ParsedDocument,
-    *,
-    max_tokens: int = 128,
-    overlap_tokens: int = 16,
-    model: str = "multilingual-e5-small",
-) -> list[Chunk]:
-    chunks = chunker(max_tokens, overlap_tokens, model).split(document, DOCUMENT_ID)
-    check(document, chunks, max_tokens, model)
-    return chunks
-
-
-def without_overlap(document: ParsedDocument, chunks: list[Chunk]) -> str:
-    parts, position = [], 0
-    for chunk in chunks:
-        start = max(position, chunk.locator.start_char)
-        parts.append(document.text[start : chunk.locator.end_char])
-        position = max(position, chunk.locator.end_char)
-    return "".join("".join(parts).split())
-
+from tests.support.chunking import (
+    DOCUMENT_ID,
+    FAMILY,
+    OVERHEAD,
+    build,
+    chunker,
+    markdown,
+    split,
+    tokenizer,
+    without_overlap,
+)
+from tests.support.tokenizer_files import E5_UNKNOWN_TOKEN_ID, tokenizer_json
 
 PIECES = st.one_of(
     st.text(max_size=60),
@@ -173,112 +99,6 @@ def test_one_character_of_a_thousand_accents_still_fits() -> None:
     split(build((BlockKind.PARAGRAPH, "a" + "\u0315\u0316" * 500)), max_tokens=32)
 
 
-def test_sentences_stay_whole_in_both_languages() -> None:
-    sentences = []
-    for number in range(40):
-        sentences.append(f"第{number}次备份已经完成，请检查日志（见“说明”）。”")
-        sentences.append(f"Dr. Smith ran e.g. backup {number} at 3.15 p.m. on time. ")
-    document = build((BlockKind.PARAGRAPH, "".join(sentences)))
-    for chunk in split(document):
-        assert chunk.content.startswith(("第", "Dr."))
-        assert chunk.content.endswith(("”", "time."))
-
-
-def test_overlap_is_whole_sentences_of_the_same_section_within_its_limit() -> None:
-    text = "".join(f"这是第{number}句话内容。" for number in range(60))
-    document = markdown(f"# 一\n\n{text}\n\n# 二\n\n{text}")
-    chunks = split(document, overlap_tokens=20)
-    repeated = 0
-    for before, after in itertools.pairwise(chunks):
-        overlap = document.text[after.locator.start_char : before.locator.end_char]
-        if before.locator.heading_path != after.locator.heading_path:
-            assert after.locator.start_char >= before.locator.end_char
-        elif overlap:
-            repeated += 1
-            assert overlap.startswith("这是第") and overlap.endswith("。")
-            assert len(tokenizer().encode(overlap, add_special_tokens=False)) <= 20
-    assert repeated > 4
-
-
-def test_no_overlap_means_none() -> None:
-    text = "".join(f"这是第{number}句话内容。" for number in range(60))
-    chunks = split(build((BlockKind.PARAGRAPH, text)), overlap_tokens=0)
-    assert all(a.locator.end_char <= b.locator.start_char for a, b in itertools.pairwise(chunks))
-
-
-def test_a_heading_stands_once_in_what_is_embedded() -> None:
-    body = "".join(f"这是第{number}句话内容。" for number in range(60))
-    document = markdown(f"# 手册\n\n## 安装步骤\n\n{body}\n\n## 空的一节\n")
-    chunks = split(document)
-    assert chunks[0].content.startswith("手册\n\n安装步骤\n\n这是第0句")
-    assert (chunks[0].prefix, chunks[1].prefix) == ("", "手册 > 安装步骤\n\n")
-    for chunk in chunks[:-1]:
-        assert chunk.locator.heading_path == ("手册", "安装步骤")
-        assert chunk.embed_text.count("安装步骤") == 1
-    # A section without a body is found by its title all the same.
-    last = chunks[-1]
-    assert (last.content, last.kind, last.prefix) == ("空的一节", BlockKind.HEADING, "手册\n\n")
-
-
-def test_a_chunk_never_mixes_two_sections() -> None:
-    document = markdown("# A\n\nshort a.\n\n# B\n\nshort b.")
-    assert [chunk.content for chunk in split(document)] == ["A\n\nshort a.", "B\n\nshort b."]
-
-
-def test_a_heading_path_takes_at_most_a_quarter_and_loses_its_outer_titles() -> None:
-    titles = [f"第{level}层标题，写得相当长以便超过四分之一的预算" for level in range(1, 6)]
-    head = "\n\n".join("#" * (level + 1) + " " + title for level, title in enumerate(titles))
-    chunks = split(markdown(head + "\n\n" + "内容在这里。" * 80), max_tokens=128)
-    prefix = chunks[-1].prefix
-    assert prefix.startswith("… > ") and prefix.endswith(titles[-1] + "\n\n")
-    assert len(tokenizer().encode(prefix, add_special_tokens=False)) <= 128 // 4
-
-
-def test_every_part_of_a_long_table_has_its_header_and_caption_once() -> None:
-    header = "| 型号 | 重量 |\n| --- | --- |\n"
-    rows = "".join(f"| 型号{number} | {number}公斤 |\n" for number in range(200))
-    document = markdown(f"# 规格\n\n正文在前。\n\n表 1：规格\n\n{header}{rows}\n正文在后。")
-    chunks = split(document)
-    tables = [chunk for chunk in chunks if chunk.kind is BlockKind.TABLE or "| 型号" in chunk.content]
-    assert len(tables) > 5
-    for chunk in tables:
-        text = chunk.embed_text
-        assert text.count("| 型号 | 重量 |\n| --- | --- |\n|") == 1
-        assert text.count("表 1：规格") == 1
-        table = text[text.index("| 型号 | 重量 |") :]
-        assert "\n\n" not in table
-        assert all(line.startswith("| ") and line.endswith(" |") for line in table.split("\n"))
-        assert "正文" not in text
-    found = [row for row in rows.splitlines() if any(row in chunk.content.split("\n") for chunk in tables)]
-    assert found == rows.splitlines()
-
-
-def test_a_small_table_stays_whole() -> None:
-    document = markdown("Before.\n\n| a | b |\n|---|---|\n| 1 | 2 |\n\nAfter.")
-    assert [chunk.content for chunk in split(document)] == [
-        "Before.",
-        "| a | b |\n| --- | --- |\n| 1 | 2 |",
-        "After.",
-    ]
-
-
-def test_a_row_or_header_wider_than_a_chunk_is_cut_at_its_cells() -> None:
-    wide = "| " + " | ".join(f"单元格内容{number}" for number in range(120)) + " |"
-    rule = "| " + " | ".join("---" for _ in range(120)) + " |"
-    chunks = split(markdown(f"{wide}\n{rule}\n{wide}\n"))
-    assert len(chunks) > 4
-
-
-def test_code_is_cut_between_lines_and_keeps_its_indent() -> None:
-    lines = [f"    value_{number} = compute({number})" for number in range(80)]
-    document = markdown("```python\n" + "\n".join(lines) + "\n```")
-    chunks = split(document)
-    assert "\n".join(chunk.content for chunk in chunks).split("\n") == lines
-    assert [chunk.locator.start_line for chunk in chunks] == [
-        2 + lines.index(chunk.content.split("\n")[0]) for chunk in chunks
-    ]
-
-
 def test_pages_of_a_chunk_are_all_named() -> None:
     builder = DocumentBuilder(MediaType.PDF, ParseLimits())
     for page in (3, 4):
@@ -312,7 +132,7 @@ def test_ids_are_stable_and_apart_for_equal_texts() -> None:
 
 def test_two_processes_with_other_hash_seeds_give_the_same_chunks() -> None:
     code = """
-from tests.ingest.chunking import test_chunker as t
+from tests.support import chunking as t
 table = "| a | b |\\n|---|---|\\n" + "| 1 | 2 |\\n" * 60
 chunks = t.split(t.markdown("# A\\n\\n" + "备份完成。Now rest. " * 60 + "\\n\\n" + table))
 print(t.chunker().fingerprint, *(f"{c.chunk_id}:{c.locator}:{c.token_count}" for c in chunks))
