@@ -191,6 +191,8 @@ class SubmissionService:
         self, connection: Connection, header: CheckedHeader, upload: _Upload
     ) -> tuple[DocumentId, bool]:
         collection = await documents.ensure_collection(connection, header.collection)
+        if header.source_key is not None:
+            await documents.hold_source_key(connection, collection.collection_id, header.source_key)
         await documents.hold_blob(connection, upload.sha256, upload.size_bytes)
         draft = self._draft(header, upload, collection.collection_id)
         duplicate: LockedDocument | None = None

@@ -104,8 +104,7 @@ async def run_transaction(pool: Pool, body: Callable[[Connection], Awaitable[Res
     `body` may run several times and must not mind.
     """
     for _ in range(_MAX_TRIES):
-        # A unique violation: two submissions made the same source key at the same time.
-        with contextlib.suppress(DocumentMovedError, psycopg.errors.UniqueViolation):
+        with contextlib.suppress(DocumentMovedError):
             async with postgres.transaction(pool) as connection:
                 return await body(connection)
     raise OverloadedError("OVERLOADED", retry_after_seconds=1.0)
@@ -140,6 +139,11 @@ async def ensure_collection(connection: Connection, name: str) -> Collection:
         found = await find_collection(connection, name)
     assert found is not None
     return found
+
+
+async def hold_source_key(connection: Connection, collection_id: CollectionId, source_key: str) -> None:
+    values = {"collection_id": collection_id, "source_key": source_key}
+    await connection.execute(statements.hold_source_key, values)
 
 
 async def hold_blob(connection: Connection, sha256: str, size_bytes: int) -> None:

@@ -30,6 +30,10 @@ INSERT INTO collections (tenant_id, name)
 SELECT t.tenant_id, %(collection)s FROM tenants t WHERE t.name = %(tenant)s
 ON CONFLICT (tenant_id, name) DO NOTHING
 
+-- name: hold_source_key
+-- Submissions under one key come one after another, whether or not its document exists yet.
+SELECT pg_advisory_xact_lock(hashtextextended(%(source_key)s, %(collection_id)s))
+
 -- name: hold_blob
 -- The row stays locked until commit: submissions of the same bytes come one after another, so
 -- that each sees what the one before made of them, and nobody removes the file meanwhile.

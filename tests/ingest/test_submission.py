@@ -1,0 +1,587 @@
+"""Submission over real gRPC and a real PostgreSQL: what is accepted, refused, and left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import uuid
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import grpc
+import psutil
+import pytest
+from readymark.ingest.v1 import ingest_service_pb2 as pb
+
+from services.ingest.blobs import blob_key
+from services.ingest.header import DocumentHeader
+from services.ingest.lifecycle import DocumentStatus
+from services.ingest.repository import documents
+from services.ingest.submission import SubmissionService
+from shared import postgres
+from shared.errors import (
+    AlreadyExistsError,
+    ConflictError,
+    DeadlineExceededError,
+    DependencyUnavailableError,
+    InvalidArgumentError,
+    InvalidDocumentError,
+    LeaseLostError,
+    ModelMismatchError,
+    ReadymarkError,
+    ResourceNotFoundError,
+)
+from tests.ingest.conftest import Api, StartApi
+from tests.support.documents import (
+    FINGERPRINT,
+    advance,
+    claim,
+    count_rows,
+    fail,
+    header,
+    pairs,
+    publish,
+    upload,
+    upload_requests,
+)
+
+
+def files(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+async def assert_nothing_kept(api: Api) -> None:
+    counts = await count_rows(api.pool)
+    assert {name for name, count in counts.items() if count} <= {"tenants", "collections", "vector_spaces"}
+    for _ in range(200):
+        # The dropped writer removes its part file on a thread of the store.
+        if not files(api.blob_folder):
+            return
+        await asyncio.sleep(0.01)
+    assert files(api.blob_folder) == []
+
+
+async def test_j1_document_version_and_job_are_there_at_once(api: Api) -> None:
+    response = await upload(api.stub, b"hello")
+    assert response.created
+    assert await pairs(api.pool) == [("PENDING", "PENDING")]
+    document = response.document
+    assert (document.version, document.attempts, document.max_attempts) == (1, 0, 3)
+    assert document.sha256 == hashlib.sha256(b"hello").hexdigest()
+    assert await api.blobs.get_bytes(blob_key(document.sha256)) == b"hello"
+    assert files(api.blob_folder) == [blob_key(document.sha256)]
+    async with postgres.connect(api.pool) as connection:
+        cursor = await connection.execute("SELECT traceparent FROM ingestion_jobs")
+        row = await cursor.fetchone()
+    assert row is not None
+    assert row["traceparent"].split("-")[1] == document.trace_id != ""
+
+
+@pytest.mark.parametrize("step", ["remember_request", "hold_blob", "create_document", "settle_request"])
+async def test_j1_a_crash_in_between_leaves_nothing(
+    api: Api, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    done = getattr(documents, step)
+
+    async def dying(connection: postgres.Connection, *args: object, **kwargs: object) -> None:
+        await done(connection, *args, **kwargs)
+        # The server process of this connection dies, as it would with the machine.
+        await connection.execute("SELECT pg_terminate_backend(pg_backend_pid())")
+
+    monkeypatch.setattr(documents, step, dying)
+    with pytest.raises(DependencyUnavailableError):
+        await upload(api.stub, request_id=str(uuid.uuid4()))
+    monkeypatch.undo()
+    counts = await count_rows(api.pool)
+    assert {name for name, count in counts.items() if count} == {"tenants"}
+    # A file under its hash may be left, which the sweep removes; never one under a key of an upload.
+    assert all(name.startswith("blobs/") for name in files(api.blob_folder))
+
+
+async def test_the_job_is_announced_when_it_can_be_claimed(api: Api) -> None:
+    async with postgres.connect(api.pool) as connection:
+        await connection.execute("LISTEN readymark_jobs")
+        await upload(api.stub)
+        notes = [note async for note in connection.notifies(timeout=10, stop_after=1)]
+    assert [note.channel for note in notes] == ["readymark_jobs"]
+    assert (await claim(api.pool)).attempt == 1
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"parent": "collections/-"}, "FIELD_INVALID"),
+        ({"parent": "collections/Upper"}, "FIELD_INVALID"),
+        ({"parent": "collections/a/b"}, "FIELD_INVALID"),
+        ({"parent": ""}, "FIELD_INVALID"),
+        ({"parent": "collections/" + "a" * 64}, "FIELD_INVALID"),
+        ({"request_id": "not a uuid"}, "FIELD_INVALID"),
+        ({"source_key": "a\0b"}, "FIELD_INVALID"),
+        ({"source_key": "k" * 1025}, "FIELD_INVALID"),
+        ({"metadata": {"big": "x" * (64 << 10)}}, "FIELD_INVALID"),
+        ({"metadata": {"nul": "a\0b"}}, "FIELD_INVALID"),
+        ({"metadata": {"number": float("nan")}}, "FIELD_INVALID"),
+        ({"size_bytes": -1}, "FIELD_INVALID"),
+        ({"display_name": "film.mp4"}, "UNSUPPORTED_TYPE"),
+        ({"media_type": "video/mp4"}, "UNSUPPORTED_TYPE"),
+    ],
+)
+async def test_a_bad_header_is_refused_and_nothing_kept(
+    api: Api, fields: dict[str, object], reason: str
+) -> None:
+    with pytest.raises(ReadymarkError) as caught:
+        await upload(api.stub, **fields)
+    assert caught.value.reason == reason
+    await assert_nothing_kept(api)
+
+
+async def test_a_declared_size_over_the_limit_is_refused_before_any_data_is_read(start_api: StartApi) -> None:
+    api = await start_api(max_upload_bytes=1000)
+    asked_for_data = asyncio.Event()
+
+    async def requests() -> AsyncIterator[pb.UploadDocumentRequest]:
+        yield pb.UploadDocumentRequest(header=header(size_bytes=2 << 30))
+        # Data never comes: the answer must not wait for it.
+        await asyncio.Event().wait()
+        asked_for_data.set()
+
+    with pytest.raises(InvalidDocumentError) as caught:
+        await api.stub.UploadDocument(requests(), timeout=10)
+    assert (caught.value.reason, caught.value.parameters["limit"]) == ("TOO_LARGE", "1000")
+    assert not asked_for_data.is_set()
+    await assert_nothing_kept(api)
+
+
+async def test_an_undeclared_size_is_refused_where_it_passes_the_limit(start_api: StartApi) -> None:
+    api = await start_api(max_upload_bytes=1000)
+    with pytest.raises(InvalidDocumentError) as caught:
+        await upload(api.stub, b"x" * 1001)
+    assert caught.value.reason == "TOO_LARGE"
+    await assert_nothing_kept(api)
+    assert (await upload(api.stub, b"x" * 1000)).created
+
+
+@pytest.mark.parametrize(
+    ("content", "trailer", "reason"),
+    [
+        (b"text", pb.UploadTrailer(sha256="0" * 64, size_bytes=4), "CHECKSUM_MISMATCH"),
+        (b"text", pb.UploadTrailer(size_bytes=4), "CHECKSUM_MISMATCH"),
+        (
+            b"text",
+            pb.UploadTrailer(sha256=hashlib.sha256(b"text").hexdigest(), size_bytes=5),
+            "SIZE_MISMATCH",
+        ),
+        (b"", None, "EMPTY_DOCUMENT"),
+        (b"text\0with a nul", None, "BINARY_OR_UNKNOWN"),
+    ],
+)
+async def test_bytes_that_do_not_match_leave_nothing(
+    api: Api, content: bytes, trailer: pb.UploadTrailer | None, reason: str
+) -> None:
+    with pytest.raises(InvalidDocumentError) as caught:
+        await api.stub.UploadDocument(upload_requests(content, trailer=trailer))
+    assert caught.value.reason == reason
+    await assert_nothing_kept(api)
+
+
+async def test_utf_16_text_is_not_taken_for_binary(api: Api) -> None:
+    assert (await upload(api.stub, "文字 text".encode("utf-16"))).created
+
+
+async def test_an_upload_without_a_trailer_leaves_nothing(api: Api) -> None:
+    async def requests() -> AsyncIterator[pb.UploadDocumentRequest]:
+        yield pb.UploadDocumentRequest(header=header())
+        yield pb.UploadDocumentRequest(data=b"half of it")
+
+    with pytest.raises(InvalidArgumentError) as caught:
+        await api.stub.UploadDocument(requests())
+    assert caught.value.reason == "TRAILER_EXPECTED"
+    await assert_nothing_kept(api)
+
+
+async def test_data_before_the_header_and_a_second_header_are_refused(api: Api) -> None:
+    async def data_first() -> AsyncIterator[pb.UploadDocumentRequest]:
+        yield pb.UploadDocumentRequest(data=b"text")
+
+    async def two_headers() -> AsyncIterator[pb.UploadDocumentRequest]:
+        yield pb.UploadDocumentRequest(header=header())
+        yield pb.UploadDocumentRequest(header=header())
+
+    async def nothing() -> AsyncIterator[pb.UploadDocumentRequest]:
+        return
+        yield
+
+    for requests in (data_first(), two_headers(), nothing()):
+        with pytest.raises(InvalidArgumentError) as caught:
+            await api.stub.UploadDocument(requests)
+        assert caught.value.reason == "HEADER_EXPECTED"
+    await assert_nothing_kept(api)
+
+
+async def test_a_stalled_upload_is_ended_and_leaves_nothing(start_api: StartApi) -> None:
+    api = await start_api(upload_idle_seconds=0.2)
+
+    async def requests() -> AsyncIterator[pb.UploadDocumentRequest]:
+        yield pb.UploadDocumentRequest(header=header())
+        yield pb.UploadDocumentRequest(data=b"x" * (6 << 20))
+        await asyncio.Event().wait()
+
+    with pytest.raises(DeadlineExceededError) as caught:
+        await api.stub.UploadDocument(requests(), timeout=30)
+    assert caught.value.reason == "UPLOAD_STALLED"
+    await assert_nothing_kept(api)
+
+
+async def test_a_client_that_goes_away_leaves_nothing(api: Api) -> None:
+    is_sent = asyncio.Event()
+
+    async def requests() -> AsyncIterator[pb.UploadDocumentRequest]:
+        yield pb.UploadDocumentRequest(header=header())
+        for _ in range(3):
+            yield pb.UploadDocumentRequest(data=b"x" * (4 << 20))
+        is_sent.set()
+        await asyncio.Event().wait()
+
+    call = asyncio.ensure_future(api.stub.UploadDocument(requests()))
+    await is_sent.wait()
+    for _ in range(500):
+        if files(api.blob_folder):
+            break
+        await asyncio.sleep(0.01)
+    assert files(api.blob_folder), "the upload should have begun to be stored"
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    await assert_nothing_kept(api)
+
+
+async def test_memory_stays_constant_whatever_the_size(start_api: StartApi) -> None:
+    api = await start_api()
+    # Warmed up first: what the first upload allocates once is not what grows with size.
+    await api.stub.UploadDocument(upload_requests([b"x" * (1 << 20)] * 12))
+    process = psutil.Process()
+    before = process.memory_info().rss
+    highest = before
+    piece = b"a line of text that is a document\n" * 7_000  # 238 kB
+    count = (50 << 20) // len(piece)
+    digest = hashlib.sha256()
+
+    async def requests() -> AsyncIterator[pb.UploadDocumentRequest]:
+        nonlocal highest
+        yield pb.UploadDocumentRequest(header=header())
+        for _ in range(count):
+            digest.update(piece)
+            yield pb.UploadDocumentRequest(data=piece)
+            highest = max(highest, process.memory_info().rss)
+        trailer = pb.UploadTrailer(sha256=digest.hexdigest(), size_bytes=count * len(piece))
+        yield pb.UploadDocumentRequest(trailer=trailer)
+
+    response = await api.stub.UploadDocument(requests())
+    assert response.document.size_bytes == count * len(piece)
+    # Client and server share this process, so the server alone takes even less.
+    assert highest - before < 30 << 20
+
+
+async def test_inline_content_is_accepted_up_to_its_limit(api: Api) -> None:
+    request = pb.CreateDocumentRequest(header=header(), text="内联文本")
+    assert (await api.stub.CreateDocument(request)).document.size_bytes == 12
+    with pytest.raises(InvalidArgumentError) as caught:
+        await api.stub.CreateDocument(pb.CreateDocumentRequest(header=header(), data=b"x" * ((1 << 20) + 1)))
+    assert caught.value.reason == "INLINE_TOO_LARGE"
+
+
+async def test_the_display_name_is_only_a_label(api: Api) -> None:
+    response = await upload(api.stub, display_name="../../etc/pass\nwd\0.txt")
+    assert response.document.display_name == "passwd.txt"
+    assert (await upload(api.stub, b"2", display_name="..")).document.display_name == "untitled"
+
+
+async def test_metadata_comes_back_as_it_was_sent(api: Api) -> None:
+    metadata = {"year": 2024, "tags": ["a", "中文"], "nested": {"ok": True, "none": None}, "share": 0.5}
+    document = (await upload(api.stub, metadata=metadata)).document
+    got = (await api.stub.GetDocument(pb.GetDocumentRequest(name=document.name))).document
+    assert got.metadata == document.metadata == header(metadata=metadata).metadata
+
+
+# Request ids.
+
+
+async def test_d25_twenty_parallel_calls_with_one_id_make_one_document(api: Api) -> None:
+    request_id = str(uuid.uuid4())
+    responses = await asyncio.gather(*(upload(api.stub, request_id=request_id) for _ in range(20)))
+    assert len({response.document.name for response in responses}) == 1
+    assert all(response.created for response in responses), "every call gets the first answer"
+    counts = await count_rows(api.pool)
+    assert (counts["documents"], counts["document_versions"], counts["ingestion_jobs"]) == (1, 1, 1)
+    assert len(files(api.blob_folder)) == 1
+
+
+async def test_a_repeated_id_answers_with_the_state_of_now(api: Api) -> None:
+    request_id = str(uuid.uuid4())
+    first = await upload(api.stub, request_id=request_id)
+    await publish(api.pool, api.blobs, await claim(api.pool))
+    again = await upload(api.stub, request_id=request_id)
+    assert (again.document.name, again.created) == (first.document.name, True)
+    assert again.document.status == pb.DOCUMENT_STATUS_READY
+    await api.stub.DeleteDocument(pb.DeleteDocumentRequest(name=first.document.name))
+    with pytest.raises(ResourceNotFoundError):
+        await upload(api.stub, request_id=request_id)
+
+
+@pytest.mark.parametrize(
+    "other", [{"content": b"other"}, {"source_key": "k"}, {"metadata": {"a": 1}}, {"parent": "collections/b"}]
+)
+async def test_an_id_used_for_something_else_is_refused(api: Api, other: dict[str, object]) -> None:
+    request_id = str(uuid.uuid4())
+    await upload(api.stub, request_id=request_id)
+    before = await count_rows(api.pool)
+    with pytest.raises(ConflictError) as caught:
+        await upload(api.stub, request_id=request_id, **other)
+    assert caught.value.reason == "REQUEST_ID_REUSED"
+    assert await count_rows(api.pool) == before
+    assert len(files(api.blob_folder)) == 1
+
+
+async def test_an_id_is_forgotten_after_a_day(api: Api) -> None:
+    request_id = str(uuid.uuid4())
+    await upload(api.stub, request_id=request_id)
+    async with postgres.connect(api.pool) as connection:
+        await connection.execute("UPDATE request_ids SET created_at = now() - interval '25 hours'")
+    assert (await upload(api.stub, b"other", request_id=request_id)).created
+
+
+# Duplicates.
+
+POLICY = pb.DuplicatePolicy
+
+
+@pytest.mark.parametrize(
+    ("policy", "expected"),
+    [
+        (POLICY.DUPLICATE_POLICY_UNSPECIFIED, ("existing", 1)),
+        (POLICY.DUPLICATE_POLICY_REJECT, ("DOCUMENT_EXISTS", 1)),
+        (POLICY.DUPLICATE_POLICY_RETURN_EXISTING, ("existing", 1)),
+        (POLICY.DUPLICATE_POLICY_REPLACE, ("existing", 1)),
+        (POLICY.DUPLICATE_POLICY_KEEP_BOTH, ("created", 3)),
+    ],
+)
+async def test_d21_the_same_bytes_without_a_key(
+    api: Api, policy: pb.DuplicatePolicy.ValueType, expected: tuple[str, int]
+) -> None:
+    first = await upload(api.stub)
+    await publish(api.pool, api.blobs, await claim(api.pool))
+    outcomes = set()
+    for _ in range(2):
+        outcomes.add(await _outcome(api, first.document.name, duplicate_policy=policy))
+    assert outcomes == {expected[0]}
+    counts = await count_rows(api.pool)
+    assert (counts["documents"], counts["chunks_1"]) == (expected[1], 3)
+    assert len(files(api.blob_folder)) == 2, "one original and one snapshot"
+
+
+@pytest.mark.parametrize(
+    ("policy", "same_bytes", "other_bytes"),
+    [
+        (POLICY.DUPLICATE_POLICY_UNSPECIFIED, "existing", "replaced"),
+        (POLICY.DUPLICATE_POLICY_REJECT, "DOCUMENT_EXISTS", "DOCUMENT_EXISTS"),
+        (POLICY.DUPLICATE_POLICY_RETURN_EXISTING, "existing", "existing"),
+        (POLICY.DUPLICATE_POLICY_REPLACE, "existing", "replaced"),
+        (POLICY.DUPLICATE_POLICY_KEEP_BOTH, "SOURCE_KEY_TAKEN", "SOURCE_KEY_TAKEN"),
+    ],
+)
+async def test_d21_the_same_source_key(
+    api: Api, policy: pb.DuplicatePolicy.ValueType, same_bytes: str, other_bytes: str
+) -> None:
+    first = await upload(api.stub, source_key="a/readme.md")
+    name = first.document.name
+    await publish(api.pool, api.blobs, await claim(api.pool))
+    fields = {"source_key": "a/readme.md", "duplicate_policy": policy}
+    assert await _outcome(api, name, **fields) == same_bytes
+    assert await _outcome(api, name, b"other", **fields) == other_bytes
+    counts = await count_rows(api.pool)
+    assert (counts["documents"], counts["chunks_1"]) == (1, 3)
+    # What was not taken is not kept either.
+    assert counts["blobs"] == (2 if other_bytes == "replaced" else 1)
+    assert len(files(api.blob_folder)) == counts["blobs"] + 1
+
+
+async def _outcome(api: Api, name: str, content: bytes = b"some text", **fields: object) -> str:
+    try:
+        response = await upload(api.stub, content, **fields)
+    except (AlreadyExistsError, ConflictError) as error:
+        assert error.parameters["document"] == name
+        return error.reason
+    if response.document.name != name:
+        return "created"
+    return "replaced" if response.created else "existing"
+
+
+async def test_d23_equal_bytes_under_two_source_keys_are_two_documents(api: Api) -> None:
+    a = (await upload(api.stub, source_key="a/readme.md")).document
+    b = (await upload(api.stub, source_key="b/readme.md")).document
+    assert a.name != b.name
+    for _ in range(2):
+        await publish(api.pool, api.blobs, await claim(api.pool))
+    b_before = (await api.stub.GetDocument(pb.GetDocumentRequest(name=b.name))).document
+    replaced = await upload(api.stub, b"new text", source_key="a/readme.md")
+    assert (replaced.document.name, replaced.document.version) == (a.name, 2)
+    assert (await api.stub.GetDocument(pb.GetDocumentRequest(name=b.name))).document == b_before
+
+
+async def test_a_replacement_is_built_beside_the_served_version(api: Api) -> None:
+    await upload(api.stub, source_key="k")
+    await publish(api.pool, api.blobs, await claim(api.pool))
+    document = (await upload(api.stub, b"new", source_key="k")).document
+    assert (document.version, document.served_version, document.searchable) == (2, 1, True)
+    assert document.status == pb.DOCUMENT_STATUS_PENDING
+    assert (await count_rows(api.pool))["chunks_1"] == 3
+    await publish(api.pool, api.blobs, await claim(api.pool), chunk_count=2)
+    document = (await api.stub.GetDocument(pb.GetDocumentRequest(name=document.name))).document
+    assert (document.version, document.served_version) == (2, 2)
+    assert (await count_rows(api.pool))["chunks_1"] == 2
+
+
+@pytest.mark.parametrize(
+    "stage", [None, *[s for s in DocumentStatus if s not in ("PENDING", "READY", "FAILED")]]
+)
+async def test_d28_an_unfinished_version_is_superseded_whatever_its_stage(
+    api: Api, stage: DocumentStatus | None
+) -> None:
+    await upload(api.stub, source_key="k")
+    lease = await claim(api.pool)
+    if stage is not None:
+        await advance(api.pool, lease, stage)
+    replaced = await upload(api.stub, b"new", source_key="k")
+    assert (replaced.created, replaced.document.version) == (True, 2)
+    assert await pairs(api.pool) == [("FAILED", "FAILED"), ("PENDING", "PENDING")]
+    attempts = (await api.stub.ListAttempts(pb.ListAttemptsRequest(name=replaced.document.name))).attempts
+    assert [(attempt.outcome, attempt.failure.reason) for attempt in attempts] == [
+        ("CANCELLED", "SUPERSEDED")
+    ]
+    # The worker of the old version can do nothing any more.
+    with pytest.raises(LeaseLostError):
+        await fail(api.pool, lease)
+    await publish(api.pool, api.blobs, await claim(api.pool))
+    counts = await count_rows(api.pool)
+    assert (counts["document_versions"], counts["ingestion_jobs"], counts["chunk_staging"]) == (1, 1, 0)
+
+
+async def test_equal_bytes_rebuild_a_failed_document_only_when_asked_to(api: Api) -> None:
+    name = (await upload(api.stub)).document.name
+    await fail(api.pool, await claim(api.pool))
+    assert await _outcome(api, name) == "existing"
+    assert await _outcome(api, name, duplicate_policy=POLICY.DUPLICATE_POLICY_REPLACE) == "replaced"
+    assert await pairs(api.pool) == [("FAILED", "FAILED"), ("PENDING", "PENDING")]
+
+
+async def test_a_replacement_with_other_metadata_is_a_new_version(api: Api) -> None:
+    name = (await upload(api.stub, source_key="k", metadata={"year": 2023})).document.name
+    fields = {"source_key": "k", "duplicate_policy": POLICY.DUPLICATE_POLICY_REPLACE}
+    assert await _outcome(api, name, metadata={"year": 2023}, **fields) == "existing"
+    assert await _outcome(api, name, metadata={"year": 2024}, **fields) == "replaced"
+
+
+async def test_submitting_again_heals_a_lost_file(api: Api) -> None:
+    document = (await upload(api.stub)).document
+    await api.blobs.delete(blob_key(document.sha256))
+    assert not (await upload(api.stub)).created
+    assert await api.blobs.get_bytes(blob_key(document.sha256)) == b"some text"
+
+
+async def test_parallel_replacements_of_one_key_make_one_chain_of_versions(api: Api) -> None:
+    responses = await asyncio.gather(
+        *(upload(api.stub, f"text {number}".encode(), source_key="k") for number in range(12))
+    )
+    assert len({response.document.name for response in responses}) == 1
+    assert sorted(response.document.version for response in responses) == list(range(1, 13))
+    assert sorted(await pairs(api.pool)) == [("FAILED", "FAILED")] * 11 + [("PENDING", "PENDING")]
+
+
+async def test_parallel_uploads_of_equal_bytes_make_one_document(api: Api) -> None:
+    responses = await asyncio.gather(*(upload(api.stub) for _ in range(12)))
+    assert len({response.document.name for response in responses}) == 1
+    assert sum(response.created for response in responses) == 1
+    assert len(files(api.blob_folder)) == 1
+
+
+async def test_deleting_and_submitting_the_same_bytes_in_parallel_never_loses_a_file(api: Api) -> None:
+    async def submit_and_delete(number: int) -> None:
+        for _ in range(6):
+            document = (await upload(api.stub, source_key=f"k{number}")).document
+            assert await api.blobs.get_bytes(blob_key(document.sha256)) == b"some text"
+            await api.stub.DeleteDocument(pb.DeleteDocumentRequest(name=document.name))
+
+    await asyncio.gather(*(submit_and_delete(number) for number in range(6)))
+    await api.stub.GetQueueStats(pb.GetQueueStatsRequest())
+    assert files(api.blob_folder) == []
+    assert (await count_rows(api.pool))["blobs"] == 0
+
+
+# The model at the door.
+
+
+class Embedder:
+    def __init__(self, fingerprint: str | None) -> None:
+        self.fingerprint = fingerprint
+        self.calls = 0
+
+    async def refresh_model(self) -> Embedder:
+        self.calls += 1
+        if self.fingerprint is None:
+            raise DependencyUnavailableError("EMBEDDER_UNAVAILABLE")
+        return self
+
+
+async def _bind_collection(api: Api) -> None:
+    await upload(api.stub)
+    await publish(api.pool, api.blobs, await claim(api.pool))
+
+
+async def _submission_with(api: Api, embedder: Embedder | None) -> SubmissionService:
+    from services.ingest.model_check import ModelCheck
+    from services.ingest.repository.documents import JobTerms
+
+    return SubmissionService(
+        api.pool,
+        api.blobs,
+        model_check=ModelCheck(embedder),
+        terms=JobTerms(max_attempts=3, retry_delay_seconds=1, lease_seconds=60),
+        max_upload_bytes=1000,
+        idle_seconds=10,
+    )
+
+
+async def test_d29_a_collection_of_another_model_takes_no_document(api: Api) -> None:
+    await _bind_collection(api)
+    before, stored = await count_rows(api.pool), files(api.blob_folder)
+    submission = await _submission_with(api, Embedder("e" * 64))
+    with pytest.raises(ModelMismatchError) as caught:
+        await submission.create(DocumentHeader(parent="collections/tests"), b"new")
+    assert dict(caught.value.parameters) == {"expected": "f" * 12, "actual": "e" * 12}
+    assert (await count_rows(api.pool), files(api.blob_folder)) == (before, stored)
+    assert (await submission.create(DocumentHeader(parent="collections/unbound"), b"new")).created
+
+
+@pytest.mark.parametrize("fingerprint", [FINGERPRINT, None])
+async def test_the_same_model_or_none_that_answers_takes_documents(api: Api, fingerprint: str | None) -> None:
+    await _bind_collection(api)
+    embedder = Embedder(fingerprint)
+    submission = await _submission_with(api, embedder)
+    for content in (b"1", b"2", b"3"):
+        assert (await submission.create(DocumentHeader(parent="collections/tests"), content)).created
+    assert embedder.calls == 1, "the answer, or its absence, is remembered for a while"
+
+
+async def test_an_embedder_address_where_nobody_answers_refuses_nobody(start_api: StartApi) -> None:
+    api = await start_api(embedder_address="127.0.0.1:1")
+    await _bind_collection(api)
+    assert (await upload(api.stub, b"new")).created
+
+
+async def test_a_store_that_is_down_is_named_and_nothing_is_kept(api: Api) -> None:
+    (api.blob_folder / "uploads").write_text("a file where a folder has to be")
+    with pytest.raises(DependencyUnavailableError) as caught:
+        await upload(api.stub)
+    assert caught.value.reason == "STORAGE_UNAVAILABLE"
+    assert isinstance(caught.value.__cause__, grpc.aio.AioRpcError)
+    assert (await count_rows(api.pool))["documents"] == 0
