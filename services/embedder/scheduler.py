@@ -124,6 +124,10 @@ class Scheduler:
         for thread in self._threads:
             await asyncio.to_thread(thread.join)
 
+    def queued_tokens(self, lane: Lane) -> int:
+        with self._changed:
+            return self._lanes.tokens(lane)
+
     async def embed(
         self, rows: Sequence[TokenIds], lane: Lane, *, timeout_seconds: float | None = None
     ) -> Computed:
