@@ -19,7 +19,7 @@ from services.ingest.parsing.builder import DocumentBuilder
 from services.ingest.parsing.captions import is_figure_caption
 from services.ingest.parsing.limits import ParseLimits
 from services.ingest.parsing.pdf_images import ImageCollector, is_mostly_image
-from services.ingest.parsing.pdf_layout import Layout, Outline, Page, read_lines, squeeze
+from services.ingest.parsing.pdf_layout import Layout, Outline, Page, largest_line, read_lines, squeeze
 from shared.errors import DependencyUnavailableError, InvalidDocumentError
 
 # A scanner's stamp or page number may be text; a page with fewer characters and a picture over
@@ -71,7 +71,7 @@ def parse_pdf(
                 # The operator can cure this and then retry; the sender of the document cannot.
                 raise DependencyUnavailableError("CJK_FONT_MISSING")
             builder.warn(Warning("CJK_FONT_MISSING"))
-        builder.title = _title(document)
+        builder.title = _title(document) or largest_line(pages[0])
         _add_blocks(builder, pages, _outline(document), images)
     return page_count
 

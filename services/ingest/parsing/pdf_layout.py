@@ -102,7 +102,8 @@ def read_lines(text_page: pypdfium2.PdfTextPage) -> list[Line]:
             pdfium.FPDFText_GetCharBox(raw, first, *box)
             left, _, bottom, top = (value.value for value in box)
             pdfium.FPDFText_GetCharBox(raw, last, *box)
-            size = pdfium.FPDFText_GetFontSize(raw, first)
+            # Not of the first character: bullets and initials have a size of their own.
+            size = pdfium.FPDFText_GetFontSize(raw, (first + last) // 2)
             lines.append(Line(stripped, left, box[1].value, bottom, top, size))
         position += len(printed) + 2
     return lines
@@ -157,6 +158,16 @@ class Layout:
         return 1 if ratio >= _TOP_HEADING_SIZE_RATIO else 2
 
 
+def largest_line(page: Page) -> str | None:
+    """Returns the text set largest on a page if it stands out: on a first page, the title."""
+    if not page.lines:
+        return None
+    sizes = sorted(line.size for line in page.lines)
+    largest = max(page.lines, key=lambda line: line.size)
+    stands_out = largest.size >= sizes[len(sizes) // 2] * _HEADING_SIZE_RATIO
+    return _finish(largest.text) if stands_out and len(largest.text) < _MAX_HEADING_CHARACTERS else None
+
+
 class _ColumnEdges:
     """Where the lines of a column end: the right edge by left edge, ragged lines aside."""
 
@@ -202,15 +213,28 @@ def _begin(line: Line) -> _Paragraph:
 
 
 def _continues(paragraph: _Paragraph, line: Line, edges: _ColumnEdges) -> bool:
-    """A line goes on where the one above reached its column's edge and nothing marks a new start."""
+    """A line goes on where the one above had no room for its first word and nothing marks a new start."""
     drop = paragraph.bottom - line.bottom
+    # Lines of a list item hang behind its bullet.
+    indent = 3.0 if paragraph.kind is BlockKind.LIST_ITEM else 1.2
     return (
         abs(line.size - paragraph.size) < 0.6
         and 0 < drop < line.size * 2.4
-        and paragraph.right > edges.right_of(paragraph.left) - line.size * 2.2
-        and line.left < paragraph.left + line.size * 1.2
+        and _is_full(paragraph, line, edges.right_of(paragraph.left))
+        and line.left < paragraph.left + line.size * indent
         and not _BULLET.match(line.text)
     )
+
+
+def _is_full(paragraph: _Paragraph, line: Line, edge: float) -> bool:
+    """Justified lines end at the edge, or two Chinese characters before it; ragged ones before a word."""
+    if paragraph.right > edge - line.size * 2.2:
+        return True
+    words = line.text.split(None, 1)
+    if len(words) < 2 or _WIDE.search(words[0]):
+        return False
+    word_width = (line.right - line.left) * (len(words[0]) + 1) / len(line.text)
+    return paragraph.right + word_width > edge
 
 
 def _join(paragraph: _Paragraph, line: Line) -> None:

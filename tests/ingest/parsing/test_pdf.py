@@ -42,6 +42,29 @@ def test_lines_become_paragraphs_and_large_ones_headings() -> None:
     assert parsed.document.page_count == 2
 
 
+def test_ragged_lines_and_hanging_list_items_are_joined() -> None:
+    page = files.lines(
+        [
+            "This line of a paragraph is as long as any line of this page",
+            "and this one is short because of the next",
+            "incomprehensibilities that follow it here.",
+            "- a list item as long as any other line that stands on the page",
+        ]
+    )
+    hanging = files.lines(["which goes on behind its bullet."], left=52, top=540 - 4 * 15)
+    texts = [text for _, text in parse_bytes(files.pdf([page + b"\n" + hanging])).blocks]
+    assert len(texts) == 2
+    assert "short because of the next incomprehensibilities that" in texts[0]
+    assert texts[1].endswith("on the page which goes on behind its bullet.")
+
+
+def test_a_pdf_without_a_title_is_called_by_its_largest_line() -> None:
+    head = files.lines(["Some Company"]) + b"\n" + files.lines([("The Annual Report", 30)], top=480)
+    page = head + b"\n" + files.lines(["Words of the report.", "More words."], top=400)
+    assert parse_bytes(files.pdf([page])).document.title == "The Annual Report"
+    assert parse_bytes(files.pdf([files.lines(["Words alone.", "More words."])])).document.title is None
+
+
 def test_bookmarks_are_the_headings_where_there_are_any() -> None:
     data = files.pdf(
         [files.lines([("Huge but no heading", 30), "1.2 Intro", "Words of the introduction."])],
