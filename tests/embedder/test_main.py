@@ -18,8 +18,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from readymark.embedder.v1 import embedder_service_pb2 as pb
 from readymark.embedder.v1 import embedder_service_pb2_grpc as pb_grpc
 
+from services.embedder import encoder
 from services.embedder.__main__ import EMBEDDER_SERVICE, serve
-from services.embedder.encoder import OnnxEncoder
 from services.embedder.model_files import ModelFiles
 from services.embedder.settings import EmbedderSettings
 from shared.errors import DependencyUnavailableError
@@ -114,10 +114,10 @@ async def test_a_model_that_stops_computing_ends_the_process_with_status_1(
     channel = create_channel(found[0].__dict__["fields"]["address"])
     stub: Any = pb_grpc.EmbedderServiceStub(channel)
 
-    def broken(self: OnnxEncoder, rows: object) -> None:
+    def broken(*_: object) -> None:
         raise RuntimeError("the device is gone")
 
-    monkeypatch.setattr(OnnxEncoder, "encode", broken)
+    monkeypatch.setattr(encoder, "pool", broken)
     request = pb.EmbedRequest(inputs=["a text"], input_type=pb.INPUT_TYPE_DOCUMENT)
     with pytest.raises(DependencyUnavailableError):
         await stub.Embed(request, timeout=10)
