@@ -24,7 +24,7 @@ RANK_OFFSET = 60
 
 # Below NO_COVERAGE a keyword hit is chance and says nothing; from FULL_COVERAGE on it counts fully.
 NO_COVERAGE = 0.2
-FULL_COVERAGE = 0.5
+FULL_COVERAGE = 0.4
 
 # From this share of unknown tokens on the vector says nothing about the query.
 ALL_UNKNOWN = 0.4
@@ -83,19 +83,18 @@ def fuse(
     """
     by_vector = {chunk.key: chunk for chunk in vector}
     by_keyword = {chunk.key: chunk for chunk in keyword}
-    fused = []
+    order = []
     for key in by_vector.keys() | by_keyword.keys():
         near, matching = by_vector.get(key), by_keyword.get(key)
+        ranks = [ranked.rank for ranked in (near, matching) if ranked is not None]
         score = _share(near, vector_weight) + _share(matching, keyword_weight)
-        fused.append(FusedChunk(key, score, vector=near, keyword=matching))
-    fused.sort(key=_order)
-    return fused[:limit]
+        order.append((-score, min(ranks), key))
+    order.sort()
+    return [
+        FusedChunk(key, -negative_score, vector=by_vector.get(key), keyword=by_keyword.get(key))
+        for negative_score, _, key in order[:limit]
+    ]
 
 
 def _share(chunk: RankedChunk | None, weight: float) -> float:
     return 0.0 if chunk is None else weight / (RANK_OFFSET + chunk.rank)
-
-
-def _order(chunk: FusedChunk) -> tuple[float, int, ChunkKey]:
-    best_rank = min(ranked.rank for ranked in (chunk.vector, chunk.keyword) if ranked is not None)
-    return (-chunk.score, best_rank, chunk.key)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from services.search import fusion
 from services.search.fusion import FusedChunk, RankedChunk
-from services.search.keywords import TermFrequencies, weigh
+from services.search.keywords import KeywordQuery, TermFrequencies, weigh
 from services.search.query import SearchMode, SearchQuery
 from services.search.repository.searchable_chunks import (
     CandidateCount,
@@ -180,16 +180,11 @@ class Searcher:
         remaining_seconds: float,
     ) -> SearchResult:
         depth = max(MIN_DEPTH, 2 * query.top_k)
-        near: list[RankedChunk] = []
-        keywords = _NO_KEYWORDS
         async with self._chunks.snapshot(
             collection, timeout_seconds=remaining_seconds, depth=depth
         ) as snapshot:
             count = await snapshot.count_candidates(query.document_ids)
-            if vector is not None:
-                near = await self._nearest(snapshot, query, count, vector, depth)
-            if query.mode is not SearchMode.VECTOR:
-                keywords = await self._by_keywords(snapshot, query, count, depth, alone=vector is None)
+            near, keywords = await self._look(snapshot, query, count, vector, depth)
             fused = fusion.fuse(
                 near,
                 keywords.chunks,
@@ -197,7 +192,8 @@ class Searcher:
                 keyword_weight=1.0 if vector is None else fusion.keyword_weight(keywords.coverage),
                 limit=query.top_k,
             )
-            found = await snapshot.load_chunks([chunk.key for chunk in fused])
+            loading = await snapshot.load_chunks([chunk.key for chunk in fused])
+        found = await loading.result()
         # Holds here: a chunk row exists only for the served version of its document.
         assert len(found) == len(fused), f"{len(fused) - len(found)} chunks have no served document"
         # By vector every candidate is a hit in the end, by keyword only what matches.
@@ -211,35 +207,55 @@ class Searcher:
             degraded_reasons=(VECTOR_UNAVAILABLE,) if is_degraded else (),
         )
 
-    async def _nearest(
-        self, snapshot: Snapshot, query: SearchQuery, count: CandidateCount, vector: _QueryVector, depth: int
-    ) -> list[RankedChunk]:
+    async def _look(
+        self,
+        snapshot: Snapshot,
+        query: SearchQuery,
+        count: CandidateCount,
+        vector: _QueryVector | None,
+        depth: int,
+    ) -> tuple[list[RankedChunk], _Keywords]:
+        """Returns what both channels found; they share a round trip."""
+        words = await self._weigh(snapshot, query, count)
         exact = is_exact(count, self._exact_max_candidates)
-        near = await snapshot.nearest(vector.embedding, depth, exact=exact, document_ids=query.document_ids)
-        if exact or len(near) >= min(depth, count.candidate_count):
-            return near
-        # An index scan gives up at its limits of memory and tuples; comparing all does not.
-        return await snapshot.nearest(vector.embedding, depth, exact=True, document_ids=query.document_ids)
+        documents = query.document_ids
+        near_sent = matching_sent = None
+        if vector is not None:
+            near_sent = await snapshot.nearest(vector.embedding, depth, exact=exact, document_ids=documents)
+        if words is not None:
+            matching_sent = await snapshot.best_by_keywords(words, depth, document_ids=documents)
+        near: list[RankedChunk] = []
+        keywords = _NO_KEYWORDS
+        if vector is not None and near_sent is not None:
+            near = await near_sent.result()
+            if not exact and len(near) < min(depth, count.candidate_count):
+                # An index scan gives up at its limits of memory and tuples; comparing all does not.
+                again = await snapshot.nearest(vector.embedding, depth, exact=True, document_ids=documents)
+                near = await again.result()
+        if words is not None and matching_sent is not None:
+            matching = await matching_sent.result()
+            if vector is None and not words.is_wide and len(matching.chunks) <= query.top_k:
+                # The gate hides chunks that contain only common terms. The vector channel would
+                # fill up with them; without it they are hits all the same.
+                wide = await snapshot.best_by_keywords(words.widened(), depth, document_ids=documents)
+                matching = await wide.result()
+            coverage = fusion.keyword_coverage(words.weights, matching.best_terms)
+            keywords = _Keywords(matching.chunks, coverage)
+        return near, keywords
 
-    async def _by_keywords(
-        self, snapshot: Snapshot, query: SearchQuery, count: CandidateCount, depth: int, *, alone: bool
-    ) -> _Keywords:
-        """With `alone` set, there is no other channel that could fill up the hits."""
-        collection_id = snapshot.collection_id
-        asked = terms.query_terms(query.text, collection_id)
+    async def _weigh(
+        self, snapshot: Snapshot, query: SearchQuery, count: CandidateCount
+    ) -> KeywordQuery | None:
+        """Returns None when the keyword channel has nothing to look for."""
+        if query.mode is SearchMode.VECTOR:
+            return None
+        asked = terms.query_terms(query.text, snapshot.collection_id)
         if not asked:
-            return _NO_KEYWORDS
+            return None
         frequencies = await self._frequencies.look_up(
-            snapshot, collection_id, count.ready_chunks, list(asked)
+            snapshot, snapshot.collection_id, count.ready_chunks, list(asked)
         )
-        keywords = weigh(asked, frequencies, count.ready_chunks)
-        found = await snapshot.best_by_keywords(keywords, depth, document_ids=query.document_ids)
-        if alone and not keywords.is_wide and len(found.chunks) <= query.top_k:
-            # The gate hides chunks that contain only common terms; they are hits all the same.
-            found = await snapshot.best_by_keywords(
-                keywords.widened(), depth, document_ids=query.document_ids
-            )
-        return _Keywords(found.chunks, fusion.keyword_coverage(keywords.weights, found.best_terms))
+        return weigh(asked, frequencies, count.ready_chunks)
 
 
 def is_exact(count: CandidateCount, exact_max_candidates: int) -> bool:

@@ -9,13 +9,15 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import uuid
-from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 from pgvector import HalfVector, SparseVector
+from psycopg import AsyncCursor
 from psycopg import sql as composing
+from psycopg.rows import DictRow
 
 from services.search.fusion import ChunkKey, RankedChunk
 from services.search.keywords import KeywordQuery
@@ -39,6 +41,7 @@ EF_SEARCH = 100
 MAX_EF_SEARCH = 1_000
 
 DocumentIds = tuple[uuid.UUID, ...] | None
+Answer = TypeVar("Answer")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,15 +110,16 @@ class SearchableChunks:
         """Lends the collection as it is now, whatever is committed later; `depth`: rows wanted by vector."""
         if timeout_seconds <= 0:
             raise DeadlineExceededError("DEADLINE_EXCEEDED")
-        async with self._connect() as connection, connection.transaction():
-            limits = {
-                # 0 would mean no limit.
-                "timeout_milliseconds": str(max(1, int(timeout_seconds * 1000))),
-                "ef_search": str(min(MAX_EF_SEARCH, max(EF_SEARCH, depth))),
-            }
-            async with connection.pipeline():
-                await connection.execute(statements.open_snapshot)
-                await connection.execute(statements.limit_statements, limits)
+        limits = {
+            # 0 would mean no limit.
+            "timeout_milliseconds": str(max(1, int(timeout_seconds * 1000))),
+            "ef_search": str(min(MAX_EF_SEARCH, max(EF_SEARCH, depth))),
+        }
+        # In a pipeline a statement waits for the next answer that is asked for: a search is
+        # nine statements and four round trips.
+        async with self._connect() as connection, connection.pipeline(), connection.transaction():
+            await connection.execute(statements.open_snapshot)
+            await connection.execute(statements.limit_statements, limits)
             yield Snapshot(connection, collection)
 
     @contextlib.asynccontextmanager
@@ -139,6 +143,20 @@ class SearchableChunks:
             raise
 
 
+class Sent(Generic[Answer]):
+    """A statement that was sent. Send all that do not need each other, then ask for the results.
+
+    The last result may be asked for after the snapshot's end, which then takes no round trip.
+    """
+
+    def __init__(self, cursor: AsyncCursor[DictRow], read: Callable[[list[DictRow]], Answer]) -> None:
+        self._cursor = cursor
+        self._read = read
+
+    async def result(self) -> Answer:
+        return self._read(await self._cursor.fetchall())
+
+
 class Snapshot:
     """One collection as it was at one moment. Lives as long as its transaction."""
 
@@ -150,43 +168,36 @@ class Snapshot:
         self._view = composing.Identifier(collection.search_view)
 
     async def count_candidates(self, document_ids: DocumentIds) -> CandidateCount:
-        rows = await self._rows(statements.count_candidates, document_ids=_array(document_ids))
+        sent = await self._send(statements.count_candidates, list, document_ids=_array(document_ids))
+        rows = await sent.result()
         if not rows:
             raise ResourceNotFoundError("COLLECTION_NOT_FOUND", collection=self._collection.name)
         return CandidateCount(**rows[0])
 
     async def nearest(
         self, embedding: NDArray[np.float32], limit: int, *, exact: bool, document_ids: DocumentIds = None
-    ) -> list[RankedChunk]:
-        """Returns the chunks by cosine similarity; `exact` compares every one, else an index may serve."""
-        statement = statements.nearest_exact if exact else statements.nearest_by_index
-        rows = await self._rows(
-            statement, embedding=HalfVector(embedding), limit=limit, document_ids=_array(document_ids)
+    ) -> Sent[list[RankedChunk]]:
+        """Sends for the chunks by cosine similarity; `exact` compares every one, else an index may serve."""
+        return await self._send(
+            statements.nearest_exact if exact else statements.nearest_by_index,
+            _ranked,
+            embedding=HalfVector(embedding),
+            limit=limit,
+            document_ids=_array(document_ids),
         )
-        return _ranked(rows)
 
     async def count_terms(self, terms: Sequence[int], cap: int) -> dict[int, int]:
-        statement = self._for_view(statements.count_term)
-        cursors = {}
-        async with self._connection.pipeline():
-            for term in terms:
-                values = {"collection_id": self.collection_id, "term": term, "cap": cap}
-                cursors[term] = await self._connection.execute(statement, values)
-        counts = {}
-        for term, cursor in cursors.items():
-            row = await cursor.fetchone()
-            assert row is not None
-            counts[term] = int(row["chunk_count"])
-        return counts
+        sent = [await self._send(statements.count_term, _chunk_count, term=term, cap=cap) for term in terms]
+        return {term: await count.result() for term, count in zip(terms, sent, strict=True)}
 
     async def sample_common_terms(self) -> dict[int, float]:
-        rows = await self._rows(statements.sample_common_terms)
-        return {row["term"]: row["share"] for row in rows}
+        sent = await self._send(statements.sample_common_terms, list)
+        return {row["term"]: row["share"] for row in await sent.result()}
 
     async def best_by_keywords(
         self, keywords: KeywordQuery, limit: int, *, document_ids: DocumentIds = None
-    ) -> KeywordChannel:
-        """Returns the chunks that contain a term of the gate, by BM25 over all terms."""
+    ) -> Sent[KeywordChannel]:
+        """Sends for the chunks that contain a term of the gate, by BM25 over all terms."""
         # pgvector counts sparse positions from 0 in Python and from 1 in SQL.
         weights = {term - 1: weight for term, weight in keywords.weights.items()}
         values: dict[str, Any] = {
@@ -198,24 +209,21 @@ class Snapshot:
         if document_ids is not None:
             statement = statements.best_by_keywords_of_documents
             values["document_ids"] = list(document_ids)
-        rows = await self._rows(statement, **values)
-        best_terms = frozenset(rows[0]["terms"]) if rows else frozenset()
-        return KeywordChannel(_ranked(rows), best_terms)
+        return await self._send(statement, _keyword_channel, **values)
 
-    async def load_chunks(self, keys: Sequence[ChunkKey]) -> dict[ChunkKey, FoundChunk]:
-        if not keys:
-            return {}
-        rows = await self._rows(
+    async def load_chunks(self, keys: Sequence[ChunkKey]) -> Sent[dict[ChunkKey, FoundChunk]]:
+        return await self._send(
             statements.load_chunks,
+            _found_chunks,
             version_ids=[version_id for version_id, _ in keys],
             ordinals=[ordinal for _, ordinal in keys],
         )
-        return {(row["version_id"], row["ordinal"]): FoundChunk(**row) for row in rows}
 
-    async def _rows(self, statement: bytes, **values: Any) -> list[dict[str, Any]]:
+    async def _send(
+        self, statement: bytes, read: Callable[[list[DictRow]], Answer], **values: Any
+    ) -> Sent[Answer]:
         values["collection_id"] = self.collection_id
-        cursor = await self._connection.execute(self._for_view(statement), values)
-        return await cursor.fetchall()
+        return Sent(await self._connection.execute(self._for_view(statement), values), read)
 
     def _for_view(self, statement: bytes) -> composing.Composed:
         # The name comes from our own catalogue row, never from a caller.
@@ -231,3 +239,15 @@ def _ranked(rows: Sequence[Mapping[str, Any]]) -> list[RankedChunk]:
         RankedChunk((row["version_id"], row["ordinal"]), rank, row["score"])
         for rank, row in enumerate(rows, start=1)
     ]
+
+
+def _keyword_channel(rows: Sequence[Mapping[str, Any]]) -> KeywordChannel:
+    return KeywordChannel(_ranked(rows), frozenset(rows[0]["terms"]) if rows else frozenset())
+
+
+def _chunk_count(rows: Sequence[Mapping[str, Any]]) -> int:
+    return int(rows[0]["chunk_count"])
+
+
+def _found_chunks(rows: Sequence[Mapping[str, Any]]) -> dict[ChunkKey, FoundChunk]:
+    return {(row["version_id"], row["ordinal"]): FoundChunk(**row) for row in rows}

@@ -183,7 +183,7 @@ async def test_keyword_scores_are_bm25(corpus: Corpus, searcher_pool: Pool, quer
             term: count * inverse_document_frequency(len(texts), counted[term])
             for term, count in asked.items()
         }
-        found = await snapshot.best_by_keywords(KeywordQuery(weights, tuple(weights)), 400)
+        found = await (await snapshot.best_by_keywords(KeywordQuery(weights, tuple(weights)), 400)).result()
     scores = {chunk.key[1]: chunk.score for chunk in found.chunks}
     assert scores.keys() == expected.keys()
     for ordinal, score in scores.items():
@@ -210,8 +210,8 @@ async def test_common_terms_are_estimated_from_a_sample(corpus: Corpus, searcher
 
 
 async def _plan(snapshot: Snapshot, statement: bytes, **values: object) -> str:
-    rows = await snapshot._rows(b"EXPLAIN (COSTS OFF) " + statement, **values)
-    return "\n".join(row["QUERY PLAN"] for row in rows)
+    sent = await snapshot._send(b"EXPLAIN (COSTS OFF) " + statement, list, **values)
+    return "\n".join(row["QUERY PLAN"] for row in await sent.result())
 
 
 @pytest.fixture
@@ -265,7 +265,7 @@ async def test_plans_stay_after_many_executions_of_the_same_statement(
     chunks = SearchableChunks(searcher_pool)
     for _ in range(12):
         async with chunks.snapshot(collection_of(large_space), timeout_seconds=10, depth=10) as snapshot:
-            await snapshot.nearest(random_units(1)[0], 10, exact=False)
+            await (await snapshot.nearest(random_units(1)[0], 10, exact=False)).result()
             cursor = await snapshot._connection.execute(
                 "SELECT count(*) AS prepared, sum(generic_plans) AS generic FROM pg_prepared_statements "
                 "WHERE statement LIKE %s",
@@ -285,7 +285,8 @@ async def test_a_statement_ends_with_the_time_of_its_call(corpus: Corpus, search
     chunks = SearchableChunks(searcher_pool)
     with pytest.raises(DeadlineExceededError):
         async with chunks.snapshot(collection_of(space), timeout_seconds=0.05, depth=10) as snapshot:
-            await snapshot._connection.execute("SELECT pg_sleep(5)")
+            cursor = await snapshot._connection.execute("SELECT pg_sleep(5)")
+            await cursor.fetchall()
     with pytest.raises(DeadlineExceededError):
         async with chunks.snapshot(collection_of(space), timeout_seconds=0.0, depth=10):
             pass
