@@ -13,7 +13,9 @@ Stop, each step after the one before has ended:
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -64,10 +66,7 @@ class Stack:
     def start(self) -> None:
         """Returns when all serve, or when asked to stop meanwhile; raises StackError."""
         self._start_guard()
-        tell("starting PostgreSQL")
-        self._postgres.start()
-        self._last_postmaster_pid = self._postgres.pid
-        self._postgres.create_database(DATABASE)
+        self._start_postgres()
         self._run_step("migrations", ["services.ingest", "migrate"], self._environment_of_migrator())
         self._build_model()
         if self._stopping.is_set():
@@ -99,14 +98,38 @@ class Stack:
             for child in leaving:
                 if not child.wait_stopped(STOP_SECONDS):
                     tell(f"{child.name} did not stop within {STOP_SECONDS:g} s and was killed")
-        try:
-            self._postgres.stop()
-        except (RuntimeError, subprocess.CalledProcessError) as error:
-            tell(f"PostgreSQL was not stopped: {error}")
+        self._stop_postgres()
         self._dismiss_guard()
 
     def pids(self) -> dict[str, int | None]:
         return {"postgres": self._postmaster_pid(), **{child.name: child.pid for child in self._children}}
+
+    def _start_postgres(self) -> None:
+        tell("starting PostgreSQL")
+        try:
+            self._postgres.start()
+        except (OSError, RuntimeError, subprocess.CalledProcessError) as error:
+            log = self._folder.postgres / "log"
+            raise StackError(f"PostgreSQL does not start: {error}\nits log is {log}") from error
+        self._last_postmaster_pid = self._postgres.pid
+        self._postgres.create_database(DATABASE)
+
+    def _stop_postgres(self) -> None:
+        if self._last_postmaster_pid == 0:
+            return
+        try:
+            self._postgres.stop()
+        except subprocess.CalledProcessError:
+            # pg_ctl may not reach the folder any more, when somebody changed its permissions.
+            # SIGINT is the same "fast" stop, and never leaves the server behind.
+            pid = self._postmaster_pid()
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGINT)
+            deadline = time.monotonic() + STOP_SECONDS
+            while process_lives(pid) and time.monotonic() < deadline:
+                time.sleep(LOOK_SECONDS)
+            if process_lives(pid):
+                tell(f"PostgreSQL (process {pid}) did not stop within {STOP_SECONDS:g} s")
 
     def _postmaster_pid(self) -> int:
         """Returns the server's process, or that of the last one when it is gone."""

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
+from deploy.local.data_folder import process_lives
 from tests.support.files import encrypted_pdf
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -81,11 +84,21 @@ def start_stack(data: Path, *arguments: str) -> Stack:
 
 
 @pytest.fixture(scope="module")
-def stack(tmp_path_factory):
-    started = start_stack(tmp_path_factory.mktemp("stack"), "--workers", "2")
+def open_folder():
+    """A folder outside pytest's own, which it closes to the user that PostgreSQL runs as under root."""
+    folder = Path(tempfile.mkdtemp(prefix="readymark-"))
+    folder.chmod(0o755)
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.fixture(scope="module")
+def stack(open_folder):
+    started = start_stack(open_folder / "stack", "--workers", "2")
     yield started
     started.process.send_signal(signal.SIGTERM)
     assert started.process.wait(120) == 0
+    assert not (started.data / "postgres" / "postmaster.pid").exists()
 
 
 @pytest.fixture(scope="module")
@@ -318,8 +331,8 @@ def test_a_worker_that_dies_is_replaced(stack, tmp_path):
     assert result["document"]["status"] == "READY"
 
 
-def test_data_survives_and_down_stops_what_detach_started(stack, samples, tmp_path_factory):
-    data = tmp_path_factory.mktemp("detached")
+def test_data_survives_and_down_stops_what_detach_started(stack, samples, open_folder):
+    data = open_folder / "detached"
     free = [word for service in ("ingest", "embedder", "search") for word in (f"--{service}-port", "0")]
     up = ("up", "--data", data, "--detach", *free)
     first = readymark(*up, env=environment())
@@ -330,7 +343,7 @@ def test_data_survives_and_down_stops_what_detach_started(stack, samples, tmp_pa
     assert submitted.returncode == 0, submitted.stderr
     pids = json.loads((data / "stack.json").read_text())["pids"]
     assert readymark("down", "--data", data, env=environment()).returncode == 0
-    assert [name for name, pid in pids.items() if Path(f"/proc/{pid}").exists()] == []
+    assert [name for name, pid in pids.items() if process_lives(pid)] == []
 
     second = readymark(*up, env=environment())
     try:
