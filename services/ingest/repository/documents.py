@@ -162,7 +162,11 @@ async def find_duplicate(
 
 
 async def lock_document(connection: Connection, document_id: DocumentId) -> LockedDocument | None:
-    """Locks job, version and document, in this order; None when there is no such document."""
+    """Locks job, version and document, in this order; None when there is no such document.
+
+    Raises DocumentMovedError when another version or job became the newest meanwhile.
+    """
+    await connection.execute(statements.hold_document, {"document_id": document_id})
     newest = await _find_newest(connection, document_id)
     if newest is None:
         return None
@@ -170,12 +174,12 @@ async def lock_document(connection: Connection, document_id: DocumentId) -> Lock
     for statement in (statements.lock_job, statements.lock_version, statements.lock_document):
         cursor = await connection.execute(statement, newest | {"document_id": document_id})
         found = await cursor.fetchone()
-        if found is None:
+        # Nobody adds a version or a job without the advisory lock. Looked at all the same: to wait
+        # for the next lock on an outdated answer would be a deadlock with a delete.
+        is_moved = statement is statements.lock_job and await _find_newest(connection, document_id) != newest
+        if found is None or is_moved:
             raise DocumentMovedError
         row |= found
-    # Whoever adds a version or a job holds these locks, so from here on the answer cannot change.
-    if await _find_newest(connection, document_id) != newest:
-        raise DocumentMovedError
     row |= {
         "document_id": document_id,
         "status": DocumentStatus(row["status"]),

@@ -1,6 +1,6 @@
 -- What users do to documents: submit, replace, cancel, retry, delete. Statuses come from
--- lifecycle.py. Locks are taken in the order job, version, document; a transition by a user
--- locks all three first (find_newest tells which) and then looks whether they are still the newest.
+-- lifecycle.py. Locks are taken in the order request id, source key, blob, document (advisory),
+-- then, as workers do, job, version, document row.
 
 -- name: remember_request
 -- Of several calls with one id the others wait here until the first has committed. An id
@@ -58,6 +58,10 @@ FROM document_versions v JOIN documents d ON d.newest_version_id = v.version_id
 WHERE v.collection_id = %(collection_id)s AND v.blob_sha256 = %(sha256)s
 ORDER BY d.created_at, d.document_id
 LIMIT 1
+
+-- name: hold_document
+-- Transitions by users come one after another, so that only workers are met on the row locks.
+SELECT pg_advisory_xact_lock(hashtextextended(%(document_id)s, -1))
 
 -- name: find_newest
 SELECT d.newest_version_id AS version_id,

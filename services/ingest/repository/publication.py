@@ -217,6 +217,9 @@ async def publish_version(
         inserted = 0
         for batch in batches:
             inserted += await _insert_chunks(connection, lease, space, batch)
+        if inserted != chunk_count:
+            # Staged vectors go when a document is cancelled or deleted: then the lease is lost too.
+            await jobs.hold_lease(connection, lease)
         # Holds here: every chunk has a vector of its own text by this model.
         assert inserted == chunk_count, f"{inserted} of {chunk_count} chunks have a vector"
         if not await _hits_a_row(connection, statements.finish_job, _lease_values(lease)):
