@@ -5,13 +5,14 @@ Owns a process's life. Never knows what the process does, nor the order among se
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -23,6 +24,9 @@ MAX_BACKOFF_SECONDS = 30.0
 # A process that lived this long was well; its next fault starts with a short pause again.
 STABLE_SECONDS = 60.0
 PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
+# Loaded at once and not in a child: between fork and exec nothing may be imported.
+_LIBC = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 TAIL_BYTES = 2000
 
 
@@ -140,18 +144,35 @@ class ChildProcess:
 class _DieWithParent:
     """Runs in the child before exec: SIGTERM for it when the stack dies, even by SIGKILL."""
 
-    # Loaded here and not in the child: between fork and exec nothing may be imported.
-    _libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
-
     def __init__(self, parent_pid: int) -> None:
         self._parent_pid = parent_pid
 
     def __call__(self) -> None:
-        if self._libc is not None:
-            self._libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+        if _LIBC is not None:
+            _LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
             # It may have died before the line above; then nobody would ever tell.
             if os.getppid() != self._parent_pid:
                 os._exit(1)
+
+
+def adopt_orphans() -> None:
+    """Makes this process the parent of daemons that its children leave behind, PostgreSQL above all.
+
+    In a container nobody else may take note of their death, and a dead server that counts as
+    alive cannot be started again.
+    """
+    if _LIBC is not None:
+        _LIBC.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def reap_orphans(own_pids: Collection[int | None]) -> None:
+    """Takes note of every dead process that was adopted; the caller's own children are left to it."""
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            dead = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            if dead is None or dead.si_pid in own_pids:
+                return
+            os.waitpid(dead.si_pid, os.WNOHANG)
 
 
 def describe_exit(code: int) -> str:

@@ -23,7 +23,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from deploy.local.child_process import ChildProcess, describe_exit
+from deploy.local.child_process import ChildProcess, adopt_orphans, describe_exit, reap_orphans
 from deploy.local.console import StackError, tell
 from deploy.local.data_folder import DataFolder, process_lives
 from deploy.local.embedded_postgres import INGEST, MIGRATOR, SEARCHER, EmbeddedPostgres
@@ -65,6 +65,7 @@ class Stack:
 
     def start(self) -> None:
         """Returns when all serve, or when asked to stop meanwhile; raises StackError."""
+        adopt_orphans()
         self._start_guard()
         self._start_postgres()
         self._run_step("migrations", ["services.ingest", "migrate"], self._environment_of_migrator())
@@ -85,9 +86,9 @@ class Stack:
                 told = child.supervise()
                 if told is not None:
                     tell(told)
+            reap_orphans(self._own_pids())
             if not process_lives(self._postmaster_pid()):
-                tell("PostgreSQL ended; it starts again")
-                self._postgres.restart()
+                self._restart_postgres()
 
     def stop(self) -> None:
         """Stops what runs, in order; safe after a start that failed half way."""
@@ -101,6 +102,10 @@ class Stack:
         self._stop_postgres()
         self._dismiss_guard()
 
+    def _own_pids(self) -> set[int | None]:
+        guard_pid = None if self._guard is None else self._guard.pid
+        return {guard_pid, *(child.pid for child in self._children)}
+
     def pids(self) -> dict[str, int | None]:
         return {"postgres": self._postmaster_pid(), **{child.name: child.pid for child in self._children}}
 
@@ -113,6 +118,15 @@ class Stack:
             raise StackError(f"PostgreSQL does not start: {error}\nits log is {log}") from error
         self._last_postmaster_pid = self._postgres.pid
         self._postgres.create_database(DATABASE)
+
+    def _restart_postgres(self) -> None:
+        tell("PostgreSQL ended; it starts again")
+        try:
+            self._postgres.restart()
+        except subprocess.CalledProcessError:
+            # Its own lock forbids a start while processes of the crashed server still end.
+            tell("PostgreSQL did not start yet; it is tried again")
+            self._stopping.wait(1.0)
 
     def _stop_postgres(self) -> None:
         if self._last_postmaster_pid == 0:

@@ -353,3 +353,44 @@ def test_data_survives_and_down_stops_what_detach_started(stack, samples, open_f
     finally:
         assert readymark("down", "--data", data, env=environment()).returncode == 0
     assert readymark("down", "--data", data, env=environment()).returncode == 0
+
+
+def test_nothing_lingers_after_a_killed_stack_and_the_next_one_takes_over(open_folder):
+    killed = start_stack(open_folder / "killed")
+    pids = json.loads((killed.data / "stack.json").read_text())["pids"]
+    killed.process.kill()
+    killed.process.wait()
+    # At once: the next one has to wait for the old children and the old PostgreSQL to end.
+    second = start_stack(killed.data)
+    try:
+        assert [name for name, pid in pids.items() if process_lives(pid)] == []
+        [result] = second.json("submit", SAMPLES / "annual-leave.zh.md", "--wait")
+        assert result["document"]["status"] == "READY"
+    finally:
+        second.process.send_signal(signal.SIGTERM)
+        assert second.process.wait(120) == 0
+
+
+def test_a_crashed_postgresql_is_started_again(open_folder):
+    crashing = start_stack(open_folder / "crashing")
+    try:
+        first = json.loads((crashing.data / "stack.json").read_text())["pids"]["postgres"]
+        os.kill(first, signal.SIGKILL)
+        [result] = crashing.json("submit", SAMPLES / "leave-policy.md", "--wait")
+        assert result["document"]["status"] == "READY"
+        now = int((crashing.data / "postgres" / "postmaster.pid").read_text().split()[0])
+        assert now != first
+    finally:
+        crashing.process.send_signal(signal.SIGTERM)
+        assert crashing.process.wait(120) == 0
+
+
+def test_the_demo_succeeds_and_the_second_run_finds_the_documents_of_the_first(open_folder):
+    command = [sys.executable, "-m", "deploy.local.demo", "--data", str(open_folder / "demo")]
+    runs = [
+        subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=300, check=False)
+        for _ in range(2)
+    ]
+    assert [run.returncode for run in runs] == [0, 0], runs[0].stderr + runs[1].stderr
+    assert "was there already" not in runs[0].stdout
+    assert runs[1].stdout.count("was there already") == len(list(SAMPLES.iterdir()))
