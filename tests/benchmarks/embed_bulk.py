@@ -1,6 +1,6 @@
 """Bulk embedding over gRPC against the limit of the machine.
 
-    python -m tests.benchmarks.embed_bulk [--json] [--texts 400] [--rounds 3]
+    python -m tests.benchmarks.embed_bulk [--json] [--texts 80] [--rounds 3]
 
 The limit is ONNX Runtime in this process with nothing around it: the same model, session options
 and number of threads, texts tokenised beforehand, and the better of two plans, each text alone or
@@ -179,7 +179,7 @@ async def measure(files: ModelFiles, count: int, rounds: int) -> dict[str, objec
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.embed_bulk")
     parser.add_argument("--json", action="store_true", help="print the result as the last line")
-    parser.add_argument("--texts", type=int, default=400)
+    parser.add_argument("--texts", type=int, default=80)
     parser.add_argument("--rounds", type=int, default=3)
     chosen = parser.parse_args()
     models_dir = Path(os.environ.get("READYMARK_MODELS") or REPOSITORY / ".readymark/models").resolve()
