@@ -27,7 +27,7 @@ NO_COVERAGE = 0.2
 FULL_COVERAGE = 0.4
 
 # From this share of unknown tokens on the vector says nothing about the query.
-ALL_UNKNOWN = 0.4
+ALL_UNKNOWN = 0.3
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -59,9 +59,10 @@ def keyword_coverage(query_weights: Mapping[int, float], best_hit_terms: Collect
     return sum(weight for term, weight in query_weights.items() if term in found) / total
 
 
-def keyword_weight(coverage: float) -> float:
-    """Returns 0 to 1: how much the keyword channel may say."""
-    return min(1.0, max(0.0, (coverage - NO_COVERAGE) / (FULL_COVERAGE - NO_COVERAGE)))
+def keyword_weight(coverage: float, vector_weight: float) -> float:
+    """Returns 0 to 1: how much the keyword channel may say; what the vector may not, it may."""
+    by_coverage = min(1.0, max(0.0, (coverage - NO_COVERAGE) / (FULL_COVERAGE - NO_COVERAGE)))
+    return max(by_coverage, 1.0 - vector_weight)
 
 
 def vector_weight(unknown_share: float) -> float:

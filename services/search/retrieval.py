@@ -21,6 +21,7 @@ from services.search.query import SearchMode, SearchQuery
 from services.search.repository.searchable_chunks import (
     CandidateCount,
     Collection,
+    CollectionChangedError,
     FoundChunk,
     SearchableChunks,
     Snapshot,
@@ -41,6 +42,8 @@ VECTOR_UNAVAILABLE = "VECTOR_UNAVAILABLE"
 MIN_DEPTH = 50
 # The embedder may take this share of a hybrid search's time; the rest is for the keyword channel.
 EMBED_SHARE = 0.5
+# A collection that changes under every look is being rebuilt; the caller may come again.
+MAX_LOOK_UPS = 3
 # An index scan that the filter leaves less than a tenth of its rows loses hits and takes longer
 # than comparing them all, up to a limit where it does not.
 SELECTIVE_SHARE = 0.1
@@ -123,7 +126,20 @@ class Searcher:
     async def search(self, query: SearchQuery, timeout_seconds: float) -> SearchResult:
         """Returns the answer within `timeout_seconds`, or raises the error that says why not."""
         ends_at = time.monotonic() + timeout_seconds
-        collection = await self._chunks.get_collection(query.collection)
+        for _ in range(MAX_LOOK_UPS):
+            collection = await self._chunks.get_collection(query.collection)
+            try:
+                return await self._search(query, collection, ends_at)
+            except CollectionChangedError:
+                self._chunks.forget_collection(query.collection)
+            except ModelMismatchError:
+                # It may be the collection that has moved on, and the embedder with it.
+                self._chunks.forget_collection(query.collection)
+                if await self._chunks.get_collection(query.collection) == collection:
+                    raise
+        raise OverloadedError("OVERLOADED", retry_after_seconds=1.0)
+
+    async def _search(self, query: SearchQuery, collection: Collection, ends_at: float) -> SearchResult:
         if collection.fingerprint is None:
             # No document has come as far as its first vector.
             return SearchResult(hits=[], applied_mode=query.mode, candidate_count=0, exhausted=True)
@@ -185,11 +201,12 @@ class Searcher:
         ) as snapshot:
             count = await snapshot.count_candidates(query.document_ids)
             near, keywords = await self._look(snapshot, query, count, vector, depth)
+            vector_weight, keyword_weight = _weights(query.mode, vector, keywords)
             fused = fusion.fuse(
                 near,
                 keywords.chunks,
-                vector_weight=1.0 if vector is None or query.mode is SearchMode.VECTOR else vector.weight,
-                keyword_weight=1.0 if vector is None else fusion.keyword_weight(keywords.coverage),
+                vector_weight=vector_weight,
+                keyword_weight=keyword_weight,
                 limit=query.top_k,
             )
             loading = await snapshot.load_chunks([chunk.key for chunk in fused])
@@ -256,6 +273,14 @@ class Searcher:
             snapshot, snapshot.collection_id, count.ready_chunks, list(asked)
         )
         return weigh(asked, frequencies, count.ready_chunks)
+
+
+def _weights(mode: SearchMode, vector: _QueryVector | None, keywords: _Keywords) -> tuple[float, float]:
+    if mode is SearchMode.VECTOR:
+        return 1.0, 0.0
+    if vector is None:
+        return 0.0, 1.0
+    return vector.weight, fusion.keyword_weight(keywords.coverage, vector.weight)
 
 
 def is_exact(count: CandidateCount, exact_max_candidates: int) -> bool:

@@ -68,11 +68,17 @@ def test_coverage_is_the_share_of_weight_that_the_best_hit_contains() -> None:
 
 
 def test_keywords_count_fully_when_covered_and_not_at_all_by_chance() -> None:
-    assert fusion.keyword_weight(fusion.NO_COVERAGE) == 0.0
-    assert fusion.keyword_weight(0.0) == 0.0
-    assert fusion.keyword_weight(fusion.FULL_COVERAGE) == 1.0
-    assert fusion.keyword_weight(1.0) == 1.0
-    assert 0.0 < fusion.keyword_weight((fusion.NO_COVERAGE + fusion.FULL_COVERAGE) / 2) < 1.0
+    middle = (fusion.NO_COVERAGE + fusion.FULL_COVERAGE) / 2
+    assert fusion.keyword_weight(fusion.NO_COVERAGE, 1.0) == 0.0
+    assert fusion.keyword_weight(0.0, 1.0) == 0.0
+    assert fusion.keyword_weight(fusion.FULL_COVERAGE, 1.0) == 1.0
+    assert fusion.keyword_weight(1.0, 1.0) == 1.0
+    assert 0.0 < fusion.keyword_weight(middle, 1.0) < 1.0
+
+
+def test_one_channel_may_always_speak() -> None:
+    assert fusion.keyword_weight(0.0, 0.0) == 1.0
+    assert fusion.keyword_weight(0.0, 0.25) == 0.75
 
 
 def test_the_vector_counts_less_the_fewer_tokens_the_model_knows() -> None:

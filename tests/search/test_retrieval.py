@@ -236,6 +236,40 @@ async def test_without_an_embedder_a_hybrid_search_answers_by_keyword_and_says_s
     assert caught.value.retry_after_seconds
 
 
+async def test_a_collection_made_anew_under_its_old_name_is_the_one_that_is_searched(
+    corpus: Corpus, searcher: Searcher, embedder: GivenVectors
+) -> None:
+    space = corpus.create_collection("c")
+    gone = corpus.add_document(space, ["word old"], random_units(1))
+    assert contents(await ask(searcher, "word")) == ["word old"]
+    corpus.delete_document(space, gone)
+    corpus.connection.execute("DELETE FROM collections WHERE collection_id = %s", (space.collection_id,))
+    with pytest.raises(ResourceNotFoundError):
+        await ask(searcher, "word")
+    embedder.fingerprint = "e" * 64
+    remade = corpus.create_collection("c", fingerprint=embedder.fingerprint)
+    corpus.add_document(remade, ["word new"], random_units(1))
+    assert contents(await ask(searcher, "word")) == ["word new"]
+
+
+async def test_a_collection_that_moved_to_another_model_is_searched_by_that_model(
+    corpus: Corpus, searcher: Searcher, embedder: GivenVectors
+) -> None:
+    space = corpus.create_collection("c")
+    await ask(searcher, "word")
+    corpus.create_collection("other", fingerprint="e" * 64)
+    corpus.connection.execute(
+        "UPDATE collections SET vector_space_id = (SELECT vector_space_id FROM vector_spaces "
+        "WHERE fingerprint = %s) WHERE collection_id = %s",
+        ("e" * 64, space.collection_id),
+    )
+    embedder.fingerprint = "e" * 64
+    assert (await ask(searcher, "word", mode=SearchMode.VECTOR)).fingerprint == "e" * 64
+    embedder.fingerprint = "f" * 64
+    with pytest.raises(ModelMismatchError):
+        await ask(searcher, "word", mode=SearchMode.VECTOR)
+
+
 async def test_keyword_search_does_not_ask_the_embedder(
     corpus: Corpus, searcher: Searcher, embedder: GivenVectors
 ) -> None:

@@ -40,8 +40,14 @@ DEFAULT_TENANT_ID = 1
 EF_SEARCH = 100
 MAX_EF_SEARCH = 1_000
 
+KEPT_COLLECTIONS = 1_000
+
 DocumentIds = tuple[uuid.UUID, ...] | None
 Answer = TypeVar("Answer")
+
+
+class CollectionChangedError(Exception):
+    """The collection was deleted, made anew or moved to another model since it was looked up."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +56,6 @@ class Collection:
 
     collection_id: int
     name: str
-    ready_chunks: int
     fingerprint: str | None
     dimension: int | None
     search_view: str | None
@@ -93,15 +98,29 @@ class SearchableChunks:
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
         self._lent = 0
+        self._known: dict[str, Collection] = {}
 
     async def get_collection(self, name: str) -> Collection:
+        """Returns what is known of the collection; a snapshot finds out whether it still holds."""
+        known = self._known.get(name)
+        if known is not None:
+            return known
         async with self._connect() as connection:
             values = {"tenant_id": DEFAULT_TENANT_ID, "name": name}
             cursor = await connection.execute(statements.find_collection, values)
             row = await cursor.fetchone()
         if row is None:
             raise ResourceNotFoundError("COLLECTION_NOT_FOUND", collection=name)
-        return Collection(**row)
+        collection = Collection(**row)
+        if collection.fingerprint is not None:
+            # Without a vector space it is about to change, with one it hardly ever does.
+            self._known[name] = collection
+            if len(self._known) > KEPT_COLLECTIONS:
+                del self._known[next(iter(self._known))]
+        return collection
+
+    def forget_collection(self, name: str) -> None:
+        self._known.pop(name, None)
 
     @contextlib.asynccontextmanager
     async def snapshot(
@@ -168,10 +187,17 @@ class Snapshot:
         self._view = composing.Identifier(collection.search_view)
 
     async def count_candidates(self, document_ids: DocumentIds) -> CandidateCount:
-        sent = await self._send(statements.count_candidates, list, document_ids=_array(document_ids))
+        """Raises CollectionChangedError when the collection is not any more what the caller knows."""
+        sent = await self._send(
+            statements.count_candidates,
+            list,
+            name=self._collection.name,
+            fingerprint=self._collection.fingerprint,
+            document_ids=_array(document_ids),
+        )
         rows = await sent.result()
         if not rows:
-            raise ResourceNotFoundError("COLLECTION_NOT_FOUND", collection=self._collection.name)
+            raise CollectionChangedError(self._collection.name)
         return CandidateCount(**rows[0])
 
     async def nearest(

@@ -2,7 +2,7 @@
 -- of the collection's vector space, by its catalogue row.
 
 -- name: find_collection
-SELECT collection_id, name, ready_chunks, fingerprint, dimension, search_view
+SELECT collection_id, name, fingerprint, dimension, search_view
 FROM search_collections
 WHERE tenant_id = %(tenant_id)s AND name = %(name)s
 
@@ -16,13 +16,14 @@ SELECT set_config('statement_timeout', %(timeout_milliseconds)s, true),
        set_config('enable_seqscan', 'off', true)
 
 -- name: count_candidates
+-- No row: the collection is not any more what was known of it.
 SELECT c.ready_chunks,
        CASE WHEN %(document_ids)s::uuid[] IS NULL THEN c.ready_chunks ELSE (
          SELECT coalesce(sum(d.chunk_count), 0)::bigint FROM search_documents d
          WHERE d.document_id = ANY (%(document_ids)s::uuid[]) AND d.collection_id = c.collection_id
        ) END AS candidate_count
 FROM search_collections c
-WHERE c.collection_id = %(collection_id)s
+WHERE c.collection_id = %(collection_id)s AND c.name = %(name)s AND c.fingerprint = %(fingerprint)s
 
 -- name: nearest_by_index
 -- The inner order is the one an HNSW index gives; relaxed iterative scans leave it nearly sorted.

@@ -39,7 +39,6 @@ def collection_of(space: Space, name: str = "c") -> Collection:
     return Collection(
         collection_id=space.collection_id,
         name=name,
-        ready_chunks=0,
         fingerprint="f" * 64,
         dimension=8,
         search_view=space.search_view,
