@@ -239,9 +239,9 @@ def _warning(message: types_pb2.Warning) -> values.Warning:
 
 
 def _progress(message: ingest_pb2.Document) -> values.Progress | None:
-    if not message.HasField("progress"):
-        return None
     progress = message.progress
+    if not progress.total_units:
+        return None
     return values.Progress(done=progress.done_units, total=progress.total_units, unit=progress.unit)
 
 

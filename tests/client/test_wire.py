@@ -24,6 +24,13 @@ def test_what_is_not_set_is_none_and_not_the_year_1970():
     assert (document.ready_at, document.failure, document.progress, document.served_version) == (None,) * 4
 
 
+def test_progress_of_nothing_is_none():
+    document = wire.document(pb.Document(document_id="d", progress=pb.Progress(unit="chunks")))
+    assert document.progress is None
+    half = wire.document(pb.Document(progress=pb.Progress(done_units=3, total_units=6, unit="chunks")))
+    assert (half.progress.done, half.progress.total, half.progress.unit) == (3, 6, "chunks")
+
+
 def test_a_stored_failure_keeps_sentence_and_facts():
     detail = any_pb2.Any()
     detail.Pack(

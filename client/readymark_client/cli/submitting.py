@@ -18,6 +18,8 @@ from readymark_client.errors import DeadlineExceeded, ReadymarkClientError, Serv
 from readymark_client.synchronous import Readymark
 from readymark_client.values import Document, DocumentStatus
 
+DEFAULT_COLUMNS = 80
+
 
 @dataclasses.dataclass(slots=True)
 class Outcome:
@@ -185,8 +187,9 @@ class ProgressLine:
 
     def show(self, text: str) -> None:
         if self._enabled:
-            width = os.get_terminal_size(sys.stderr.fileno()).columns
-            sys.stderr.write(f"\r\x1b[2K{cut(text, max(width - 1, 20))}")
+            # A terminal that does not know its width says 0.
+            width = os.get_terminal_size(sys.stderr.fileno()).columns or DEFAULT_COLUMNS
+            sys.stderr.write(f"\r\x1b[2K{cut(text, width - 1)}")
             sys.stderr.flush()
 
     def clear(self) -> None:
