@@ -14,6 +14,12 @@ ALTER ROLE readymark_ingest SET search_path = readymark, public
 --;
 ALTER ROLE readymark_ingest SET idle_in_transaction_session_timeout = '60s'
 --;
+-- The server notices within seconds that a client is gone, even while it waits for a lock:
+-- a killed worker must not keep its row locked.
+ALTER ROLE readymark_ingest SET client_connection_check_interval = '1s'
+--;
+ALTER ROLE readymark_searcher SET client_connection_check_interval = '1s'
+--;
 ALTER ROLE readymark_searcher SET search_path = readymark, public
 --;
 ALTER ROLE readymark_searcher SET default_transaction_read_only = on

@@ -71,7 +71,7 @@ async def claim_ingestion_jobs(
     pool: Pool, *, worker: str, lease_seconds: float, max_jobs: int
 ) -> ClaimResult:
     """Takes up to `max_jobs` due or abandoned jobs for `worker`; settles exhausted ones first."""
-    async with postgres.transaction(pool) as connection:
+    async with postgres.connect(pool) as connection:
         converged = await _converge_expired(connection)
         if converged:
             return ClaimResult(converged, ())
@@ -175,15 +175,15 @@ async def hand_back(pool: Pool, lease: Lease) -> None:
 
 
 async def _move(pool: Pool, statement: bytes, values: dict[str, Any]) -> dict[str, Any]:
-    async with postgres.transaction(pool) as connection:
+    async with postgres.connect(pool) as connection:
         cursor = await connection.execute(statement, values)
         row = await cursor.fetchone()
         assert row is not None
-        if row["held"] == 0:
-            raise LeaseLostError("LEASE_LOST")
-        # Inside the transaction: if the document is not where the transition starts, the job must not move.
-        assert row["moved"] == 1, "the document does not stand where the transition starts"
-        return row
+        if row["moved"]:
+            return row
+        cursor = await connection.execute(statements.is_held, values)
+        assert await cursor.fetchone() is None, "the document does not stand where the transition starts"
+    raise LeaseLostError("LEASE_LOST")
 
 
 def _identity(lease: Lease) -> dict[str, Any]:

@@ -2,6 +2,9 @@
 -- Of all statements here: the clock is the database's; predicates use now() (an index bound),
 -- stamps use clock_timestamp(); a worker's write names its lease epoch; locks are taken in
 -- the order job, version, document; statuses come from lifecycle.py.
+-- A move runs by itself, without BEGIN and COMMIT around it: a worker that is stopped or cut off
+-- in between must not keep rows locked. Its last line fails, and so undoes, a move that would
+-- change one status without the other (rule J11).
 
 -- name: converge_expired
 -- Rules J12 and J13. The predicates are checked again in the UPDATE: between the look and
@@ -123,16 +126,25 @@ FROM wanted w LEFT JOIN renewed r USING (job_id)
 -- name: hold_lease
 -- The first statement of every transaction in which a worker writes (rule J14): it checks the
 -- epoch, keeps the row locked until commit, so that nobody can claim in between, and renews.
+-- A worker whose machine vanishes inside the transaction holds that lock for one lease at most.
 UPDATE ingestion_jobs SET locked_at = clock_timestamp()
 WHERE job_id = %(job_id)s AND lease_epoch = %(lease_epoch)s AND status = 'RUNNING'
-RETURNING version_id
+RETURNING version_id,
+          set_config('idle_in_transaction_session_timeout', ceil(lease_seconds * 1000)::text, true)
+
+-- name: is_held
+-- Asked after a move that hit nothing: a lost lease, or a document that does not stand where it must?
+SELECT 1 AS held FROM ingestion_jobs
+WHERE job_id = %(job_id)s AND lease_epoch = %(lease_epoch)s AND status = 'RUNNING'
 
 -- name: begin_stage
 -- Rules D2 and D5: the status is committed before the stage's work starts, and clears the error.
 WITH held AS (
-  UPDATE ingestion_jobs SET locked_at = clock_timestamp()
-  WHERE job_id = %(job_id)s AND lease_epoch = %(lease_epoch)s AND status = ANY(%(job_from)s)
-  RETURNING job_id, lease_epoch, version_id
+  UPDATE ingestion_jobs j SET locked_at = clock_timestamp()
+  FROM document_versions v
+  WHERE j.job_id = %(job_id)s AND j.lease_epoch = %(lease_epoch)s AND j.status = ANY(%(job_from)s)
+    AND v.version_id = j.version_id AND v.status = ANY(%(document_from)s)
+  RETURNING j.job_id, j.lease_epoch, j.version_id
 ), moved AS (
   UPDATE document_versions v
   SET status = %(document_to)s, error_message = NULL, failure = NULL,
@@ -147,8 +159,8 @@ WITH held AS (
         to_char(clock_timestamp() AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"+00:00"')))
   FROM moved WHERE a.job_id = moved.job_id AND a.lease_epoch = moved.lease_epoch
 )
-SELECT (SELECT count(*) FROM held) AS held, (SELECT count(*) FROM moved) AS moved,
-       clock_timestamp() AS written_at
+SELECT held.n AS moved, clock_timestamp() AS written_at, 1 / (held.n = moved.n)::integer AS is_whole
+FROM (SELECT count(*) AS n FROM held) held, (SELECT count(*) AS n FROM moved) moved
 
 -- name: report_progress
 WITH held AS (
@@ -165,12 +177,14 @@ RETURNING v.version_id
 -- name: retry_later
 -- Rules J8 and J9.
 WITH released AS (
-  UPDATE ingestion_jobs
+  UPDATE ingestion_jobs j
   SET status = {{RETRY_LATER.job_to}}, locked_at = NULL, locked_by = NULL,
       available_at = now() + make_interval(secs => %(delay_seconds)s)
-  WHERE job_id = %(job_id)s AND lease_epoch = %(lease_epoch)s AND status IN {{RETRY_LATER.job_from}}
-    AND attempts < max_attempts
-  RETURNING job_id, version_id, lease_epoch, available_at
+  FROM document_versions v
+  WHERE j.job_id = %(job_id)s AND j.lease_epoch = %(lease_epoch)s AND j.status IN {{RETRY_LATER.job_from}}
+    AND j.attempts < j.max_attempts
+    AND v.version_id = j.version_id AND v.status IN {{RETRY_LATER.document_from}}
+  RETURNING j.job_id, j.version_id, j.lease_epoch, j.available_at
 ), waiting AS (
   UPDATE document_versions v
   SET status = {{RETRY_LATER.document_to}}, error_message = %(error_message)s,
@@ -187,15 +201,18 @@ WITH released AS (
   SET outcome = {{Outcome.RETRY_LATER}}, ended_at = clock_timestamp(), failure = w.failure
   FROM waiting w WHERE a.job_id = w.job_id AND a.lease_epoch = w.lease_epoch
 )
-SELECT (SELECT count(*) FROM released) AS held, (SELECT count(*) FROM waiting) AS moved
+SELECT released.n AS moved, 1 / (released.n = waiting.n)::integer AS is_whole
+FROM (SELECT count(*) AS n FROM released) released, (SELECT count(*) AS n FROM waiting) waiting
 
 -- name: give_up
 -- Rule J10.
 WITH ended AS (
-  UPDATE ingestion_jobs
+  UPDATE ingestion_jobs j
   SET status = {{GIVE_UP.job_to}}, locked_at = NULL, locked_by = NULL, finished_at = clock_timestamp()
-  WHERE job_id = %(job_id)s AND lease_epoch = %(lease_epoch)s AND status IN {{GIVE_UP.job_from}}
-  RETURNING job_id, version_id, lease_epoch
+  FROM document_versions v
+  WHERE j.job_id = %(job_id)s AND j.lease_epoch = %(lease_epoch)s AND j.status IN {{GIVE_UP.job_from}}
+    AND v.version_id = j.version_id AND v.status IN {{GIVE_UP.document_from}}
+  RETURNING j.job_id, j.version_id, j.lease_epoch
 ), failed AS (
   UPDATE document_versions v
   SET status = {{GIVE_UP.document_to}}, error_message = %(error_message)s,
@@ -210,16 +227,19 @@ WITH ended AS (
   SET outcome = {{Outcome.FAILED}}, ended_at = clock_timestamp(), failure = f.failure
   FROM failed f WHERE a.job_id = f.job_id AND a.lease_epoch = f.lease_epoch
 )
-SELECT (SELECT count(*) FROM ended) AS held, (SELECT count(*) FROM failed) AS moved
+SELECT ended.n AS moved, 1 / (ended.n = failed.n)::integer AS is_whole
+FROM (SELECT count(*) AS n FROM ended) ended, (SELECT count(*) AS n FROM failed) failed
 
 -- name: hand_back
 -- Rule J15: free of charge, due now. The epoch stays: the next claim raises it.
 WITH released AS (
-  UPDATE ingestion_jobs
+  UPDATE ingestion_jobs j
   SET status = {{HAND_BACK.job_to}}, locked_at = NULL, locked_by = NULL, available_at = now(),
       attempts = attempts - 1
-  WHERE job_id = %(job_id)s AND lease_epoch = %(lease_epoch)s AND status IN {{HAND_BACK.job_from}}
-  RETURNING job_id, version_id, lease_epoch
+  FROM document_versions v
+  WHERE j.job_id = %(job_id)s AND j.lease_epoch = %(lease_epoch)s AND j.status IN {{HAND_BACK.job_from}}
+    AND v.version_id = j.version_id AND v.status IN {{HAND_BACK.document_from}}
+  RETURNING j.job_id, j.version_id, j.lease_epoch
 ), waiting AS (
   UPDATE document_versions v
   SET status = {{HAND_BACK.document_to}}, progress_done = 0, progress_total = 0, progress_unit = '',
@@ -233,5 +253,6 @@ WITH released AS (
 ), woken AS (
   SELECT pg_notify('readymark_jobs', '') FROM waiting
 )
-SELECT (SELECT count(*) FROM released) AS held, (SELECT count(*) FROM waiting) AS moved,
+SELECT released.n AS moved, 1 / (released.n = waiting.n)::integer AS is_whole,
        (SELECT count(*) FROM woken) AS woken
+FROM (SELECT count(*) AS n FROM released) released, (SELECT count(*) AS n FROM waiting) waiting

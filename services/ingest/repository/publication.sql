@@ -97,7 +97,9 @@ WHERE s.version_id = %(version_id)s AND s.ordinal = %(ordinal)s AND s.text_sha25
 UPDATE ingestion_jobs
 SET status = {{PUBLISH.job_to}}, locked_at = NULL, locked_by = NULL, finished_at = clock_timestamp()
 WHERE job_id = %(job_id)s AND lease_epoch = %(lease_epoch)s AND status IN {{PUBLISH.job_from}}
-RETURNING version_id
+RETURNING version_id,
+          -- From here on the row is locked: for one lease at most, should the worker vanish.
+          set_config('idle_in_transaction_session_timeout', ceil(lease_seconds * 1000)::text, true)
 
 -- name: make_ready
 UPDATE document_versions
