@@ -7,6 +7,7 @@ import time
 import tracemalloc
 import uuid
 
+import grpc
 import pytest
 import readymark_client as sdk
 from google.rpc import code_pb2
@@ -36,6 +37,9 @@ class Store:
                 content += message.data
             else:
                 trailer = message.trailer
+        if trailer is None:
+            # A cut stream may simply end: without a trailer nothing is known to be complete.
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "no trailer")
         self.complete.append((header, content, trailer))
         document = pb.Document(document_id="d1", display_name=header.display_name)
         return pb.UploadDocumentResponse(document=document, created=True)
@@ -84,7 +88,8 @@ async def test_an_upload_over_a_cut_connection_is_sent_again_whole_under_one_req
     await proxy.stop()
     assert document.document_id == "d1"
     assert proxy.cuts_done == 2
-    assert len(store.request_ids) == 3
+    # The service may have seen nothing yet of a try that was cut.
+    assert 1 <= len(store.request_ids) <= 3
     assert len(set(store.request_ids)) == 1
     assert [received for _, received, _ in store.complete] == [content]
 
