@@ -187,6 +187,10 @@ SENTENCES: Mapping[str, tuple[str, str]] = {
         "The embedder has more work than it can do in time; try again shortly.",
         "向量化服务负载过高；请稍后再试。",
     ),
+    "UNAVAILABLE": (
+        "A service that is needed does not answer at the moment; try again shortly.",
+        "所需的服务暂时没有响应；请稍后再试。",
+    ),
     "OVERLOADED": (
         "The service has more work than it can do in time; try again shortly.",
         "服务负载过高；请稍后再试。",

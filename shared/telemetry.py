@@ -8,15 +8,10 @@ text, file names or queries into a span or a log line.
 from __future__ import annotations
 
 import contextlib
-import json
-import logging
-import logging.handlers
 import os
-import queue
 import re
-import sys
 import threading
-import time
+import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import copy_context
 from typing import Any, ParamSpec, TypeVar
@@ -28,13 +23,23 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
+from shared.log_lines import configure_logging, log_event
+
+__all__ = [
+    "CALL_SECONDS", "Telemetry", "carrier_of", "carry_context", "configure_logging", "current_carrier",
+    "current_trace_id", "current_traceparent", "current_tracestate", "log_event", "mark_failed", "meter",
+    "remote_context", "setup", "span", "span_from", "tracer",
+]  # fmt: skip
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
 SCOPE = "readymark"
 SHUTDOWN_SECONDS = 3.0
+# Bounds of histograms of calls, in seconds: a query takes milliseconds, a batch of embeddings many seconds.
+CALL_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 # The W3C form; anything else a client sends is ignored. Length is bounded by the pattern.
-_TRACEPARENT = re.compile(r"^00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}$")
+_TRACEPARENT = re.compile(r"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 _MAX_TRACESTATE = 512
 _propagator = TraceContextTextMapPropagator()
 _setup_lock = threading.Lock()
@@ -65,7 +70,7 @@ def setup(service_name: str) -> Telemetry:
     """Installs the tracer and meter providers of this process; call it once, at the start."""
     os.environ.setdefault("OTEL_EXPORTER_OTLP_TIMEOUT", "3")
     with _setup_lock:
-        resource = Resource.create({"service.name": os.environ.get("OTEL_SERVICE_NAME", service_name)})
+        resource = _make_resource(service_name)
         traces = TracerProvider(resource=resource, shutdown_on_exit=False)
         meters = None
         if _asks_for_export("TRACES"):
@@ -77,13 +82,25 @@ def setup(service_name: str) -> Telemetry:
     return Telemetry(traces, meters)
 
 
+def _make_resource(service_name: str) -> Resource:
+    """Returns what the OTEL_* variables say, and our own names where they say nothing."""
+    given = Resource.create()
+    names: dict[str, str] = {}
+    if str(given.attributes["service.name"]).startswith("unknown_service"):
+        names["service.name"] = service_name
+    if "service.instance.id" not in given.attributes:
+        # Without it the metrics of two workers would overwrite each other.
+        names["service.instance.id"] = str(uuid.uuid4())
+    return given.merge(Resource(names))
+
+
 def _asks_for_export(signal: str) -> bool:
     """True when the standard variables name an OTLP endpoint or exporter for this signal."""
     if os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
         return False
     exporter = os.environ.get(f"OTEL_{signal}_EXPORTER", "")
     if exporter:
-        return exporter == "otlp"
+        return "otlp" in exporter.split(",")
     return bool(
         os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT")
         or os.environ.get(f"OTEL_EXPORTER_OTLP_{signal}_ENDPOINT")
@@ -160,7 +177,7 @@ def span_from(
 
 def remote_context(traceparent: str | None, tracestate: str | None) -> context.Context:
     """Returns the context that a caller sent; an empty one when it is missing or malformed."""
-    if traceparent is None or not _TRACEPARENT.match(traceparent):
+    if traceparent is None or not _TRACEPARENT.fullmatch(traceparent):
         return context.Context()
     carrier = {"traceparent": traceparent}
     if tracestate is not None and len(tracestate) <= _MAX_TRACESTATE:
@@ -204,63 +221,3 @@ def carry_context(function: Callable[P, T]) -> Callable[P, T]:
         return carried.copy().run(function, *args, **kwargs)
 
     return run
-
-
-def log_event(logger: logging.Logger, event: str, level: int = logging.INFO, /, **fields: Any) -> None:
-    """Logs an event with fields. Never pass document text, file names or queries."""
-    if logger.isEnabledFor(level):
-        logger.log(level, event, extra={"fields": fields})
-
-
-def configure_logging(service_name: str, level: str | None = None) -> None:
-    """JSON lines on stderr, written by a thread of their own so that a slow pipe never blocks a loop."""
-    chosen = (level or os.environ.get("READYMARK_LOG_LEVEL") or "INFO").upper()
-    target = logging.StreamHandler(sys.stderr)
-    target.setFormatter(_JsonLines(service_name))
-    lines: queue.SimpleQueue[logging.LogRecord] = queue.SimpleQueue()
-    listener = logging.handlers.QueueListener(lines, target)
-    listener.start()
-    root = logging.getLogger()
-    root.handlers[:] = [_ContextQueueHandler(lines)]
-    root.setLevel(chosen)
-    import atexit
-
-    atexit.register(listener.stop)
-
-
-class _ContextQueueHandler(logging.handlers.QueueHandler):
-    """Notes the trace where the record is made; the writing thread would not know it."""
-
-    def prepare(self, record: logging.LogRecord) -> logging.LogRecord:
-        current = trace.get_current_span().get_span_context()
-        if current.is_valid:
-            record.trace_id = f"{current.trace_id:032x}"
-            record.span_id = f"{current.span_id:016x}"
-        if record.exc_info:
-            record.exc_text = logging.Formatter().formatException(record.exc_info)
-            record.exc_info = None
-        record.message = record.getMessage()
-        return record
-
-
-class _JsonLines(logging.Formatter):
-    def __init__(self, service_name: str) -> None:
-        super().__init__()
-        self._service_name = service_name
-
-    def format(self, record: logging.LogRecord) -> str:
-        moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
-        line: dict[str, Any] = {
-            "time": f"{moment}.{int(record.msecs):03d}Z",
-            "level": record.levelname,
-            "service": self._service_name,
-            "logger": record.name,
-            "event": record.message,
-        }
-        for name in ("trace_id", "span_id"):
-            if (value := getattr(record, name, None)) is not None:
-                line[name] = value
-        line |= getattr(record, "fields", {})
-        if record.exc_text:
-            line["exception"] = record.exc_text
-        return json.dumps(line, ensure_ascii=False, default=str)

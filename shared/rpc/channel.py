@@ -10,16 +10,25 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator, Callable, Iterable
+from types import TracebackType
 from typing import Any
 
 import grpc
 from opentelemetry.trace import SpanKind, Status, StatusCode
 
 from shared import telemetry
+from shared.errors import DependencyUnavailableError
 from shared.rpc import status
 
 MAX_MESSAGE_BYTES = 8 << 20
+_duration = telemetry.meter().create_histogram(
+    "rpc.client.call.duration",
+    "s",
+    "Duration of calls to other services, by method and status.",
+    explicit_bucket_boundaries_advisory=telemetry.CALL_SECONDS,
+)
 Metadata = Iterable[tuple[str, str | bytes]]
 
 _SERVICE_CONFIG = {
@@ -101,67 +110,76 @@ class _ObservedChannel(grpc.aio.Channel):
 
 def _one_answer(method: str, callable_: Callable[..., Any]) -> Callable[..., Any]:
     async def call(request: Any, *, metadata: Metadata | None = None, **kwargs: Any) -> Any:
-        with _client_span(method) as span:
-            try:
-                return await callable_(request, metadata=_with_trace(metadata), **kwargs)
-            except grpc.RpcError as error:
-                _note(span, error.code())
-                raise status.from_rpc_error(error) from error
-            except asyncio.CancelledError:
-                _note(span, grpc.StatusCode.CANCELLED)
-                raise
+        with _Observed(method) as observed:
+            metadata = _with_trace(metadata, observed)
+            return await callable_(request, metadata=metadata, **kwargs)
 
     return call
 
 
 def _many_answers(method: str, callable_: Callable[..., Any]) -> Callable[..., AsyncIterator[Any]]:
     async def call(request: Any, *, metadata: Metadata | None = None, **kwargs: Any) -> AsyncIterator[Any]:
-        # Started by hand: a generator may be resumed in another context, where a token of
-        # "the current span" could not be given back.
-        span = telemetry.tracer().start_span(
-            method.lstrip("/"), kind=SpanKind.CLIENT, attributes=_names(method)
-        )
-        carrier = telemetry.carrier_of(span)
-        running = callable_(request, metadata=_merge(metadata, carrier), **kwargs)
-        try:
-            async for response in running:
-                yield response
-        except grpc.RpcError as error:
-            _note(span, error.code())
-            raise status.from_rpc_error(error) from error
-        except (asyncio.CancelledError, GeneratorExit):
-            _note(span, grpc.StatusCode.CANCELLED)
-            raise
-        finally:
-            running.cancel()
-            span.end()
+        with _Observed(method) as observed:
+            running = callable_(request, metadata=_with_trace(metadata, observed), **kwargs)
+            try:
+                async for response in running:
+                    yield response
+            finally:
+                running.cancel()
 
     return call
 
 
-def _client_span(method: str) -> Any:
-    return telemetry.tracer().start_as_current_span(
-        method.lstrip("/"),
-        kind=SpanKind.CLIENT,
-        attributes=_names(method),
-        record_exception=False,
-        set_status_on_exception=False,
-    )
+class _Observed:
+    """The CLIENT span and the duration of one call; turns its failure into our own error.
+
+    The span is not made the current one: a generator may be resumed in another context,
+    where the token could not be given back.
+    """
+
+    def __init__(self, method: str) -> None:
+        self._method = method.lstrip("/")
+
+    def __enter__(self) -> _Observed:
+        self._began = time.monotonic()
+        self.span = telemetry.tracer().start_span(
+            self._method,
+            kind=SpanKind.CLIENT,
+            attributes={"rpc.system.name": "grpc", "rpc.method": self._method},
+        )
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace_back: TracebackType | None
+    ) -> None:
+        if error is None:
+            self._end(grpc.StatusCode.OK)
+        elif isinstance(error, grpc.RpcError):
+            self._end(error.code())
+            raise status.from_rpc_error(error) from error
+        else:
+            is_left = isinstance(error, asyncio.CancelledError | GeneratorExit)
+            self._end(grpc.StatusCode.CANCELLED if is_left else grpc.StatusCode.UNKNOWN)
+            if isinstance(error, asyncio.CancelledError) and not _is_task_cancelled():
+                # The channel was closed under the call. As a CancelledError this would end the
+                # caller's task without a word.
+                raise DependencyUnavailableError("SHUTTING_DOWN") from error
+
+    def _end(self, code: grpc.StatusCode) -> None:
+        labels = {"rpc.method": self._method, "rpc.response.status_code": code.name}
+        self.span.set_attribute("rpc.response.status_code", code.name)
+        if code is not grpc.StatusCode.OK:
+            labels["error.type"] = code.name
+            self.span.set_attribute("error.type", code.name)
+            self.span.set_status(Status(StatusCode.ERROR, code.name))
+        _duration.record(time.monotonic() - self._began, labels)
+        self.span.end()
 
 
-def _names(method: str) -> dict[str, str]:
-    return {"rpc.system.name": "grpc", "rpc.method": method.lstrip("/")}
+def _is_task_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is None or task.cancelling() > 0
 
 
-def _note(span: Any, code: grpc.StatusCode) -> None:
-    span.set_attribute("rpc.response.status_code", code.name)
-    span.set_attribute("error.type", code.name)
-    span.set_status(Status(StatusCode.ERROR, code.name))
-
-
-def _with_trace(metadata: Metadata | None) -> list[tuple[str, str | bytes]]:
-    return _merge(metadata, telemetry.current_carrier())
-
-
-def _merge(metadata: Metadata | None, carrier: dict[str, str]) -> list[tuple[str, str | bytes]]:
-    return [*(metadata or ()), *carrier.items()]
+def _with_trace(metadata: Metadata | None, observed: _Observed) -> list[tuple[str, str | bytes]]:
+    return [*(metadata or ()), *telemetry.carrier_of(observed.span).items()]

@@ -43,6 +43,9 @@ def create_server(
             ("grpc.max_concurrent_streams", 1000),
             ("grpc.max_connection_age_ms", MAX_CONNECTION_AGE_MS),
             ("grpc.max_connection_age_grace_ms", MAX_CONNECTION_AGE_GRACE_MS),
+            # A client that vanished without a word is noticed, and its streams end.
+            ("grpc.keepalive_time_ms", 60_000),
+            ("grpc.keepalive_timeout_ms", 20_000),
             ("grpc.http2.min_recv_ping_interval_without_data_ms", 20_000),
             # Two processes on one port would each get half of the calls, silently.
             ("grpc.so_reuseport", 0),
@@ -73,6 +76,8 @@ class Serving:
         self._health = health.HealthServicer(experimental_non_blocking=True)
         self._health_server: grpc.Server | None = None
         self._answers = _AsyncHealth(self._health)
+        self.health_address: str | None = None
+        """host:port of the health server, once started."""
         health_pb2_grpc.add_HealthServicer_to_server(self._answers, server)
         names = (*service_names, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, server)
@@ -85,15 +90,16 @@ class Serving:
         if self._health_listen:
             self._start_health_server(self._health_listen)
         await self._server.start()
-        return f"{self._listen.rsplit(':', 1)[0]}:{port}"
+        return _bound(self._listen, port)
 
     def _start_health_server(self, listen: str) -> None:
         server = grpc.server(ThreadPoolExecutor(2, "health"), options=[("grpc.so_reuseport", 0)])
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         with _taken(listen):
-            server.add_insecure_port(listen)
+            port = server.add_insecure_port(listen)
         server.start()
         self._health_server = server
+        self.health_address = _bound(listen, port)
 
     def set_serving(self, is_serving: bool) -> None:
         status = _STATUSES.SERVING if is_serving else _STATUSES.NOT_SERVING
@@ -103,6 +109,8 @@ class Serving:
     async def stop(self, grace_seconds: float) -> None:
         """Says NOT_SERVING, refuses new calls, and lets running ones finish for `grace_seconds`."""
         self.set_serving(False)
+        # Whoever watches the health would hold up the stop for the whole grace.
+        self._answers.stopping.set()
         await self._server.stop(grace_seconds)
         if self._health_server is not None:
             await asyncio.to_thread(self._health_server.stop(0).wait)
@@ -115,6 +123,7 @@ class _AsyncHealth(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
 
     def __init__(self, answers: health.HealthServicer) -> None:
         self._answers = answers
+        self.stopping = asyncio.Event()
 
     async def Check(self, request, context):  # type: ignore[no-untyped-def]  # noqa: N802
         answer = _Answer()
@@ -132,7 +141,10 @@ class _AsyncHealth(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
             if status != last:
                 last = status
                 yield health_pb2.HealthCheckResponse(status=status)
-            await asyncio.sleep(self.POLL_SECONDS)
+            if self.stopping.is_set():
+                return
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self.stopping.wait(), self.POLL_SECONDS)
 
 
 class _Answer:
@@ -147,6 +159,10 @@ class _Answer:
 
     def set_details(self, details: str) -> None:
         self.details = details
+
+
+def _bound(listen: str, port: int) -> str:
+    return f"{listen.rsplit(':', 1)[0]}:{port}"
 
 
 @contextlib.contextmanager
@@ -164,10 +180,13 @@ async def wait_for_signal() -> None:
     loop = asyncio.get_running_loop()
     asked = asyncio.Event()
 
-    def ask(number: signal.Signals) -> None:
-        asked.set()
-        loop.remove_signal_handler(number)
+    numbers = (signal.SIGTERM, signal.SIGINT)
 
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, ask, number)
+    def ask() -> None:
+        asked.set()
+        for number in numbers:
+            loop.remove_signal_handler(number)
+
+    for number in numbers:
+        loop.add_signal_handler(number, ask)
     await asked.wait()

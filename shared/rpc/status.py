@@ -14,12 +14,14 @@ from google.protobuf import any_pb2, duration_pb2
 from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
-from shared import errors
+from shared import errors, messages, telemetry
 from shared.errors import ReadymarkError
 
 DOMAIN = "readymark"
 # The kind of the error travels among the facts under this name.
 CODE_KEY = "code"
+# Clients refuse trailers of more than 8 KiB, and then see no error of ours at all.
+MAX_FACT_CHARACTERS = 200
 PUSHBACK_KEY = "grpc-retry-pushback-ms"
 
 STATUS_OF: Mapping[type[ReadymarkError], grpc.StatusCode] = {
@@ -51,11 +53,12 @@ def code_of(error: ReadymarkError) -> grpc.StatusCode:
 
 def to_rpc_status(error: ReadymarkError, language: str = "en") -> status_pb2.Status:
     """Returns the status a client gets, sentence in `language`."""
-    message = error.message(language)
+    facts = {name: _shortened(value) for name, value in error.parameters.items()}
+    message = messages.render(error.reason, facts, language)
     status = status_pb2.Status(code=code_of(error).value[0], message=message)
     details: list[object] = [
         error_details_pb2.ErrorInfo(
-            reason=error.reason, domain=DOMAIN, metadata={**error.parameters, CODE_KEY: error.code}
+            reason=error.reason, domain=DOMAIN, metadata={**facts, CODE_KEY: error.code}
         ),
         error_details_pb2.LocalizedMessage(locale="zh-CN" if language == "zh" else "en-US", message=message),
     ]
@@ -63,7 +66,7 @@ def to_rpc_status(error: ReadymarkError, language: str = "en") -> status_pb2.Sta
         delay = duration_pb2.Duration()
         delay.FromMilliseconds(int(error.retry_after_seconds * 1000))
         details.append(error_details_pb2.RetryInfo(retry_delay=delay))
-    field = error.parameters.get("field")
+    field = facts.get("field")
     if field is not None:
         violation = error_details_pb2.BadRequest.FieldViolation(field=field, description=message)
         details.append(error_details_pb2.BadRequest(field_violations=[violation]))
@@ -72,6 +75,10 @@ def to_rpc_status(error: ReadymarkError, language: str = "en") -> status_pb2.Sta
         packed.Pack(detail)  # type: ignore[arg-type]
         status.details.append(packed)
     return status
+
+
+def _shortened(fact: str) -> str:
+    return fact if len(fact) <= MAX_FACT_CHARACTERS else fact[: MAX_FACT_CHARACTERS - 1] + "…"
 
 
 def trailing_metadata(error: ReadymarkError) -> tuple[tuple[str, str], ...]:
@@ -94,12 +101,23 @@ def from_rpc_error(error: grpc.RpcError) -> ReadymarkError:
             retry = error_details_pb2.RetryInfo()
             detail.Unpack(retry)
             retry_after = retry.retry_delay.ToMilliseconds() / 1000
+    kind, reason = _foreign(error)
     if info is not None and info.domain == DOMAIN:
         facts = dict(info.metadata)
-        kind = errors.BY_CODE.get(facts.pop(CODE_KEY, ""), errors.InternalError)
+        # A kind that a newer release has is taken for the nearest one by status.
+        kind = errors.BY_CODE.get(facts.pop(CODE_KEY, ""), kind)
+        facts.pop("retry_after_seconds", None)
         return kind(info.reason, retry_after_seconds=retry_after, **facts)
-    kind, reason = _FOREIGN.get(error.code(), (errors.InternalError, "INTERNAL"))
+    if kind is errors.InternalError:
+        return kind(reason, trace_id=telemetry.current_trace_id() or "?")
     return kind(reason, retry_after_seconds=retry_after)
+
+
+def _foreign(error: grpc.RpcError) -> tuple[type[ReadymarkError], str]:
+    # gRPC calls a message that is too large RESOURCE_EXHAUSTED as well; waiting would not shrink it.
+    if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than max" in (error.details() or ""):
+        return errors.InternalError, "INTERNAL"
+    return _FOREIGN.get(error.code(), (errors.InternalError, "INTERNAL"))
 
 
 def _status_of(error: grpc.RpcError) -> status_pb2.Status | None:
