@@ -64,7 +64,7 @@ class Stored:
     async def __call__(self, start: int, vectors: Vectors) -> None:
         self.running += 1
         assert self.running == 1, "two batches are being stored at once"
-        await asyncio.sleep(0)
+        await asyncio.sleep(0.02)
         self.batches[start] = vectors
         self.running -= 1
 
@@ -200,7 +200,8 @@ async def test_an_embedder_that_is_away_or_busy_for_a_while_costs_nothing_but_ti
 
 async def test_patience_ends_with_the_embedder_named_as_unavailable(address: str, fake: FakeEmbedder) -> None:
     fake.behaviour = Behaviour(fail_next=10_000, fail_code="OVERLOADED", retry_after_seconds=0.05)
-    client = EmbedderClient(address, patience=Patience(retry_budget_seconds=0.3, first_backoff_seconds=0.01))
+    patience = Patience(retry_budget_seconds=0.3, max_backoff_seconds=0.001)
+    client = EmbedderClient(address, patience=patience)
     with pytest.raises(DependencyUnavailableError) as caught:
         await embed_all(client, documents(3))
     assert caught.value.reason == "EMBEDDER_UNAVAILABLE"
