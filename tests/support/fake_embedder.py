@@ -28,7 +28,6 @@ import grpc
 import numpy as np
 from readymark.embedder.v1 import embedder_service_pb2 as pb
 from readymark.embedder.v1 import embedder_service_pb2_grpc as pb_grpc
-from shared.rpc.server import Serving, create_server
 from tokenizers import Regex, Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Split
@@ -36,6 +35,7 @@ from tokenizers.processors import TemplateProcessing
 
 from shared import telemetry
 from shared.errors import BY_CODE, InvalidArgumentError, ModelMismatchError
+from shared.rpc.server import Serving, create_server
 
 SERVICE = pb.DESCRIPTOR.services_by_name["EmbedderService"].full_name
 TOKEN = Regex(r"[\u2e80-\u9fff\uf900-\ufaff\uff00-\uffef]|[^\s\u2e80-\u9fff\uf900-\ufaff\uff00-\uffef]+")
