@@ -109,7 +109,7 @@ async def test_a_call_ends_at_its_deadline(ingest):
     import asyncio
 
     async def get(request, context):
-        await asyncio.sleep(30)
+        await asyncio.Event().wait()
 
     ingest.handlers["GetDocument"] = get
     async with sdk.AsyncReadymark(ingest.address, timeout_seconds=0.3) as client:

@@ -41,7 +41,7 @@ async def test_leaving_a_watch_ends_its_stream_on_the_server(ingest):
     async def watch(request, context):
         try:
             yield pb.WatchDocumentsResponse(changed=pb.Document(name="collections/c/documents/a"))
-            await asyncio.sleep(30)
+            await asyncio.Event().wait()
         finally:
             ended.set()
 

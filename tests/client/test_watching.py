@@ -89,7 +89,7 @@ async def test_waiting_too_long_says_how_many_are_left(ingest, client):
     async def watch(request, context):
         yield event("a", "READY", "t1")
         yield event("b", "EMBEDDING", "t2")
-        await asyncio.sleep(30)
+        await asyncio.Event().wait()
 
     ingest.handlers["WatchDocuments"] = watch
     with pytest.raises(sdk.DeadlineExceeded) as caught:
@@ -119,7 +119,7 @@ async def test_a_silent_stream_counts_as_a_broken_one(ingest, client, monkeypatc
         nonlocal streams
         streams += 1
         if streams == 1:
-            await asyncio.sleep(30)
+            await asyncio.Event().wait()
         yield event("a", "READY", "t")
 
     ingest.handlers["WatchDocuments"] = watch
