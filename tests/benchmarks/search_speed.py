@@ -141,8 +141,8 @@ async def _read_address(output: asyncio.StreamReader) -> str:
     raise RuntimeError("the service ended before it served")
 
 
-async def measure(server: EmbeddedPostgres, queries: Sequence[str]) -> tuple[float, float]:
-    """Returns the medians in milliseconds: the database's own time, and the client's wait."""
+async def measure(server: EmbeddedPostgres, queries: Sequence[str]) -> dict[str, float]:
+    """Returns medians in milliseconds: the database's own time, the client's wait, and its stages."""
     url = server.uri(SEARCHER, "readymark")
     pool = postgres.create_pool(url, application_name="benchmark")
     await pool.open(wait=True)
@@ -161,25 +161,27 @@ async def measure(server: EmbeddedPostgres, queries: Sequence[str]) -> tuple[flo
             ExplainedChunks(pool), client, exact_max_candidates=10_000, embed_timeout_seconds=5.0
         )
         search = contract.SearchServiceStub(channel)
-        own_times, values = [], []
+        times: dict[str, list[float]] = {"database": [], "client": [], "embed": [], "retrieve": []}
         for query in queries:
             ExplainedSnapshot.milliseconds = 0.0
             await explained.search(SearchQuery(collection="c", text=query), 30.0)
-            own_times.append(ExplainedSnapshot.milliseconds)
-            values.append(await _wait_for(search, query))
+            times["database"].append(ExplainedSnapshot.milliseconds)
+            for name, waited in (await _wait_for(search, query)).items():
+                times[name].append(waited)
         await client.close()
     await pool.close()
-    return statistics.median(own_times[WARM_UP:]), statistics.median(values[WARM_UP:])
+    return {name: statistics.median(measured[WARM_UP:]) for name, measured in times.items()}
 
 
-async def _wait_for(search: contract.SearchServiceAsyncStub, query: str) -> float:
+async def _wait_for(search: contract.SearchServiceAsyncStub, query: str) -> dict[str, float]:
     request = messages.SearchRequest(parent="collections/c", query=query)
     begun = time.perf_counter()
     answer = await search.Search(request, timeout=30.0, wait_for_ready=True)
     waited = (time.perf_counter() - begun) * 1000
     assert len(answer.hits) == 10
     assert not answer.degraded_reasons
-    return waited
+    stages = {name: stage.ToNanoseconds() / 1e6 for name, stage in answer.stage_times.items()}
+    return {"client": waited} | stages
 
 
 def main() -> None:
@@ -196,8 +198,12 @@ def main() -> None:
         space = fill(corpus, texts)
         corpus.close()
         create_partial_index(server.uri("postgres", "readymark"), space)
-        against, value = asyncio.run(measure(server, make_queries(texts, arguments.queries)))
-    print(f"{arguments.chunks} chunks: the database takes {against:.2f} ms, the client waits {value:.2f} ms")
+        medians = asyncio.run(measure(server, make_queries(texts, arguments.queries)))
+    against, value = medians["database"], medians["client"]
+    print(
+        f"{arguments.chunks} chunks: the database takes {against:.2f} ms, the client waits {value:.2f} ms, "
+        f"of it {medians['embed']:.2f} for the vector and {medians['retrieve']:.2f} for the database"
+    )
     if arguments.json:
         print(
             json.dumps(

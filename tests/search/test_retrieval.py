@@ -7,11 +7,14 @@ import uuid
 from collections.abc import Callable, Mapping
 
 import numpy as np
+import psycopg
 import pytest
 
-from deploy.local.embedded_postgres import INGEST
+from deploy.local.embedded_postgres import INGEST, SEARCHER
 from services.search.query import SearchMode, SearchQuery
+from services.search.repository.searchable_chunks import SearchableChunks
 from services.search.retrieval import VECTOR_UNAVAILABLE, Searcher, SearchResult
+from shared import postgres
 from shared.errors import (
     DependencyUnavailableError,
     InvalidArgumentError,
@@ -101,6 +104,31 @@ async def test_a_filter_gives_as_many_hits_as_exist_and_says_when_there_are_no_m
                     assert result.candidate_count == size
                     assert result.exhausted == (top_k >= size), (size, top_k, mode)
                     assert {hit.chunk.document_id for hit in result.hits} == {document_id}
+
+
+async def test_an_index_scan_that_falls_short_is_made_up_for(
+    database_urls: Mapping[str, str], corpus: Corpus, embedder: GivenVectors
+) -> None:
+    space = corpus.create_collection("c")
+    vectors = random_units(1_000, seed=1)
+    corpus.add_document(space, ["word"] * 850, vectors[:850])
+    few = corpus.add_document(space, ["word"] * 150, vectors[850:])
+    create_partial_index(database_urls["postgres"], space)
+    with psycopg.connect(database_urls["postgres"], autocommit=True) as owner:
+        # The planner has to take the index, which without iterative scans gives its nearest
+        # 200 rows, whatever the filter.
+        for setting in ("hnsw.iterative_scan", "enable_sort"):
+            owner.execute(f"ALTER ROLE {SEARCHER} IN DATABASE {owner.info.dbname} SET {setting} = 'off'")
+    pool = postgres.create_pool(database_urls[SEARCHER], application_name="test")
+    await pool.open(wait=True)
+    try:
+        searcher = Searcher(
+            SearchableChunks(pool), embedder, exact_max_candidates=0, embed_timeout_seconds=2.0
+        )
+        result = await ask(searcher, "word", mode=SearchMode.VECTOR, top_k=100, document_ids=(few,))
+        assert (len(result.hits), result.candidate_count, result.exhausted) == (100, 150, False)
+    finally:
+        await pool.close()
 
 
 async def test_the_same_answer_holds_for_a_smaller_top_k(corpus: Corpus, searcher: Searcher) -> None:
@@ -317,9 +345,11 @@ async def test_an_unknown_language_leaves_the_word_to_the_keyword_channel(
     corpus: Corpus, searcher: Searcher, embedder: GivenVectors
 ) -> None:
     space = corpus.create_collection("c")
-    vectors = random_units(40, seed=9)
-    corpus.add_document(space, [f"filler number{n}" for n in range(39)] + ["队列端口"], vectors)
-    embedder.vectors["队列端口"] = -vectors[39]
+    # The right chunk is the last by vector, and so far behind that the channel does not see it.
+    vectors = random_units(80, seed=9)
+    corpus.add_document(space, [f"filler number{n}" for n in range(79)] + ["队列端口"], vectors)
+    embedder.vectors["队列端口"] = -vectors[79]
+    assert contents(await ask(searcher, "队列端口"))[0] != "队列端口"
     embedder.unknown_tokens = 8
     assert contents(await ask(searcher, "队列端口"))[0] == "队列端口"
 
