@@ -264,6 +264,25 @@ async def assert_no_orphans(api: Api) -> None:
     assert (row["open_attempts"], counts["chunk_staging"]) == (0, 0)
 
 
+async def test_a_ready_document_whose_job_was_left_running_is_not_cancelled(api: Api) -> None:
+    """The crash inside the commit window of J11: only convergence may touch that job."""
+    document = await bring_to(api, "READY")
+    async with postgres.connect(api.pool) as connection:
+        await connection.execute(
+            "UPDATE ingestion_jobs SET status = 'RUNNING', finished_at = NULL, locked_by = 'dead', "
+            "locked_at = now() - interval '1 hour'"
+        )
+    for call in (
+        api.stub.CancelDocument(pb.CancelDocumentRequest(name=document.name)),
+        api.stub.RetryDocument(pb.RetryDocumentRequest(name=document.name)),
+    ):
+        with pytest.raises(ConflictError):
+            await call
+    assert await pairs(api.pool) == [("READY", "RUNNING")]
+    await jobs.claim_ingestion_jobs(api.pool, worker="w", lease_seconds=60, max_jobs=1)
+    assert await pairs(api.pool) == [("READY", "SUCCEEDED")]
+
+
 # Deleting.
 
 

@@ -517,6 +517,29 @@ async def test_deleting_and_submitting_the_same_bytes_in_parallel_never_loses_a_
     assert (await count_rows(api.pool))["blobs"] == 0
 
 
+async def test_bytes_that_are_being_removed_are_stored_again_by_a_submission(api: Api) -> None:
+    sha256 = hashlib.sha256(b"some text").hexdigest()
+    await api.blobs.put_bytes(blob_key(sha256), b"some text")
+    async with postgres.transaction(api.pool) as connection:
+        await documents.hold_blob(connection, sha256, 9)
+    is_removing, go_on = asyncio.Event(), asyncio.Event()
+
+    async def remove_file() -> None:
+        is_removing.set()
+        await go_on.wait()
+        await api.blobs.delete(blob_key(sha256))
+
+    removing = asyncio.create_task(documents.drop_blob(api.pool, sha256, remove_file))
+    await is_removing.wait()
+    uploading = asyncio.ensure_future(upload(api.stub))
+    done, _ = await asyncio.wait({uploading}, timeout=0.3)
+    assert not done, "the submission has to wait until the file is gone"
+    go_on.set()
+    assert await removing
+    assert (await uploading).created
+    assert await api.blobs.get_bytes(blob_key(sha256)) == b"some text"
+
+
 # The model at the door.
 
 
