@@ -23,6 +23,8 @@ class Statements:
         table = constants or {}
         text = _CONSTANT.sub(lambda match: table[match.group(1)], path.read_text(encoding="utf-8"))
         parts = _NAME.split(text)[1:]
+        if len(set(parts[::2])) < len(parts[::2]):
+            raise ValueError(f"{path.name}: a name is given twice: {', '.join(sorted(parts[::2]))}")
         self._statements = {
             name: body.strip().rstrip(";").encode()
             for name, body in zip(parts[::2], parts[1::2], strict=True)

@@ -23,9 +23,7 @@ def language_of(metadata: Iterable[tuple[str, str | bytes]] | None) -> str:
     for key, value in metadata or ():
         if key == METADATA_KEY and isinstance(value, str):
             for wanted in value.lower().split(","):
-                tag = wanted.split(";")[0].strip()
-                if tag.startswith("zh"):
-                    return "zh"
-                if tag.startswith("en"):
-                    return "en"
+                tag = wanted.split(";")[0].split("-")[0].strip()
+                if tag in ("zh", "en"):
+                    return tag
     return "en"

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 
 import grpc
 from google.protobuf import any_pb2, duration_pb2
+from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
@@ -20,8 +21,9 @@ from shared.errors import ReadymarkError
 DOMAIN = "readymark"
 # The kind of the error travels among the facts under this name.
 CODE_KEY = "code"
-# Clients refuse trailers of more than 8 KiB, and then see no error of ours at all.
-MAX_FACT_CHARACTERS = 200
+# Clients refuse trailers of more than 8 KiB, and then see no error of ours at all. Each byte
+# of a fact costs about eight there: percent-encoded once, in base64 four times.
+MAX_FACT_BYTES = 240
 PUSHBACK_KEY = "grpc-retry-pushback-ms"
 
 STATUS_OF: Mapping[type[ReadymarkError], grpc.StatusCode] = {
@@ -78,7 +80,11 @@ def to_rpc_status(error: ReadymarkError, language: str = "en") -> status_pb2.Sta
 
 
 def _shortened(fact: str) -> str:
-    return fact if len(fact) <= MAX_FACT_CHARACTERS else fact[: MAX_FACT_CHARACTERS - 1] + "…"
+    # A lone surrogate (a file name that is no UTF-8) would make protobuf fail, and hide the error.
+    encoded = fact[: MAX_FACT_BYTES + 1].encode("utf-8", "replace")
+    if len(encoded) <= MAX_FACT_BYTES:
+        return encoded.decode("utf-8")
+    return encoded[:MAX_FACT_BYTES].decode("utf-8", "ignore") + "…"
 
 
 def trailing_metadata(error: ReadymarkError) -> tuple[tuple[str, str], ...]:
@@ -90,17 +96,7 @@ def trailing_metadata(error: ReadymarkError) -> tuple[tuple[str, str], ...]:
 
 def from_rpc_error(error: grpc.RpcError) -> ReadymarkError:
     """Returns the error that a service raised, or the nearest of ours for a foreign status."""
-    status = _status_of(error)
-    retry_after = None
-    info: error_details_pb2.ErrorInfo | None = None
-    for detail in status.details if status is not None else ():
-        if detail.Is(error_details_pb2.ErrorInfo.DESCRIPTOR):
-            info = error_details_pb2.ErrorInfo()
-            detail.Unpack(info)
-        elif detail.Is(error_details_pb2.RetryInfo.DESCRIPTOR):
-            retry = error_details_pb2.RetryInfo()
-            detail.Unpack(retry)
-            retry_after = retry.retry_delay.ToMilliseconds() / 1000
+    info, retry_after = _details_of(error)
     kind, reason = _foreign(error)
     if info is not None and info.domain == DOMAIN:
         facts = dict(info.metadata)
@@ -120,9 +116,22 @@ def _foreign(error: grpc.RpcError) -> tuple[type[ReadymarkError], str]:
     return _FOREIGN.get(error.code(), (errors.InternalError, "INTERNAL"))
 
 
-def _status_of(error: grpc.RpcError) -> status_pb2.Status | None:
+def _details_of(error: grpc.RpcError) -> tuple[error_details_pb2.ErrorInfo | None, float | None]:
+    """Returns what and when to come back; nothing when there are no details, or none that can be read."""
+    info: error_details_pb2.ErrorInfo | None = None
+    retry_after = None
     try:
-        return rpc_status.from_call(error)
-    except ValueError:
-        # Details that contradict the code: somebody between us changed one of them.
-        return None
+        status = rpc_status.from_call(error)
+        for detail in status.details if status is not None else ():
+            if detail.Is(error_details_pb2.ErrorInfo.DESCRIPTOR):
+                found = error_details_pb2.ErrorInfo()
+                detail.Unpack(found)
+                info = found
+            elif detail.Is(error_details_pb2.RetryInfo.DESCRIPTOR):
+                retry = error_details_pb2.RetryInfo()
+                detail.Unpack(retry)
+                retry_after = retry.retry_delay.ToMilliseconds() / 1000
+    except (ValueError, DecodeError):
+        # Damaged, or they contradict the code: somebody between us changed one of them.
+        return None, None
+    return info, retry_after

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import shutil
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,6 +15,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from deploy.local.embedded_postgres import EmbeddedPostgres
 from shared import telemetry
+from tests.support.waiting import eventually
 
 _exporter = InMemorySpanExporter()
 
@@ -34,13 +33,6 @@ class Spans:
         """Returns the span once it has ended; fails after `seconds`."""
         await eventually(lambda: bool(self.named(name, kind)), seconds)
         return self.named(name, kind)[0]
-
-
-async def eventually(condition: Callable[[], bool], seconds: float = 1.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {seconds} s"
-        await asyncio.sleep(0.005)
 
 
 @pytest.fixture(scope="session")

@@ -53,6 +53,4 @@ async def running_service(
 ) -> AsyncIterator[dict[str, Any]]:
     """As `running_server`, but yields the callables of a channel by method."""
     async with running_server(handlers, **options) as (address, _), create_channel(address) as channel:
-        yield {
-            name: getattr(channel, kind)(f"/{full_name(name)}") for name, (kind, _) in handlers.items()
-        }
+        yield {name: getattr(channel, kind)(f"/{full_name(name)}") for name, (kind, _) in handlers.items()}
