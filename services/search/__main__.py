@@ -41,30 +41,7 @@ async def serve(settings: SearchSettings, stop: asyncio.Event) -> None:
         timeout_seconds=settings.pool_wait_seconds,
     )
     embedder = EmbedderClient(settings.embedder_address)
-    chunks = SearchableChunks(pool)
-    searcher = Searcher(
-        chunks,
-        embedder,
-        exact_max_candidates=settings.exact_max_candidates,
-        embed_timeout_seconds=settings.embed_timeout_seconds,
-    )
-    server = create_server(
-        service_name=SERVICE_NAME,
-        telemetry=tracing,
-        max_concurrent_rpcs=settings.max_concurrent_calls,
-    )
-    servicer = SearchServicer(
-        searcher,
-        default_timeout_seconds=settings.default_timeout_seconds,
-        max_query_characters=settings.max_query_characters,
-    )
-    contract.add_SearchServiceServicer_to_server(servicer, server)
-    serving = Serving(
-        server,
-        listen=settings.listen,
-        health_listen=settings.health_listen or None,
-        service_names=(_CONTRACT_NAME,),
-    )
+    serving = _serving(settings, pool, embedder, tracing)
     address = await serving.start()
     telemetry.log_event(_logger, "serving", address=address, **describe(settings))
     getting_ready = asyncio.create_task(_get_ready(settings, pool, serving))
@@ -83,6 +60,34 @@ async def serve(settings: SearchSettings, stop: asyncio.Event) -> None:
         await pool.close()
         tracing.shutdown()
         telemetry.log_event(_logger, "stopped")
+
+
+def _serving(
+    settings: SearchSettings, pool: postgres.Pool, embedder: EmbedderClient, tracing: telemetry.Telemetry
+) -> Serving:
+    searcher = Searcher(
+        SearchableChunks(pool),
+        embedder,
+        exact_max_candidates=settings.exact_max_candidates,
+        embed_timeout_seconds=settings.embed_timeout_seconds,
+    )
+    servicer = SearchServicer(
+        searcher,
+        default_timeout_seconds=settings.default_timeout_seconds,
+        max_query_characters=settings.max_query_characters,
+    )
+    server = create_server(
+        service_name=SERVICE_NAME,
+        telemetry=tracing,
+        max_concurrent_rpcs=settings.max_concurrent_calls,
+    )
+    contract.add_SearchServiceServicer_to_server(servicer, server)
+    return Serving(
+        server,
+        listen=settings.listen,
+        health_listen=settings.health_listen or None,
+        service_names=(_CONTRACT_NAME,),
+    )
 
 
 async def _get_ready(settings: SearchSettings, pool: postgres.Pool, serving: Serving) -> None:
