@@ -14,10 +14,7 @@ import pytest
 from services.ingest.blobs import BlobStore, blob_key, open_blob_store, snapshot_key
 from services.ingest.model import JobId
 from shared.errors import DependencyUnavailableError, ResourceNotFoundError
-
-
-def files(folder: Path) -> list[str]:
-    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+from tests.support.documents import files
 
 
 async def chunks(count: int, size: int = 1 << 20, error: Exception | None = None) -> AsyncIterator[bytes]:

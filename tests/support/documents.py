@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import AsyncIterator, Iterable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -77,6 +78,20 @@ async def fail(pool: Pool, lease: Lease, reason: str = "NO_TEXT") -> None:
     await jobs.give_up(pool, lease, error_message=reason, failure=failure)
 
 
+async def retry_later(pool: Pool, lease: Lease, *, delay_seconds: float = 3600) -> None:
+    """Ends the attempt with a failure that will be tried again."""
+    failure = {
+        "code": "UNAVAILABLE",
+        "reason": "EMBEDDER_UNAVAILABLE",
+        "parameters": {},
+        "attempt": lease.attempt,
+        "max_attempts": lease.max_attempts,
+        "retryable": True,
+        "next_attempt_at": None,
+    }
+    await jobs.retry_later(pool, lease, delay_seconds=delay_seconds, error_message="later", failure=failure)
+
+
 def make_chunk(lease: Lease, ordinal: int) -> Chunk:
     content = f"chunk {ordinal} of version {lease.version_number}"
     return Chunk(
@@ -129,6 +144,11 @@ async def publish(
         for chunk, (_, text_sha256) in zip(chunks, texts, strict=True)
     ]
     await publication.publish_version(pool, lease, space, [indexed], chunk_count=chunk_count)
+
+
+def files(folder: Path) -> list[str]:
+    """Returns the paths of all files under `folder`, relative to it."""
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
 
 
 async def count_rows(pool: Pool) -> dict[str, int]:
