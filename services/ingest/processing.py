@@ -33,7 +33,7 @@ from services.ingest.repository.publication import IndexedChunk, SnapshotRecord,
 from services.ingest.snapshots import Snapshot, SnapshotInvalidError
 from shared import telemetry, terms
 from shared.embedder_client import EmbedderClient, ModelInfo
-from shared.errors import InvalidDocumentError, ResourceNotFoundError
+from shared.errors import InvalidArgumentError, InvalidDocumentError, ResourceNotFoundError
 from shared.postgres import Pool
 
 # Chunks that one statement batch of INDEXING carries; bounds memory, not speed.
@@ -221,12 +221,16 @@ class DocumentProcessingService:
                 await progress.advance(len(vectors))
 
             if missing:
-                await self._embedder.embed_documents(
-                    [item.chunk.embed_text for item in missing],
-                    [item.chunk.token_count for item in missing],
-                    expected_fingerprint=model.fingerprint,
-                    on_batch=stage,
-                )
+                try:
+                    await self._embedder.embed_documents(
+                        [item.chunk.embed_text for item in missing],
+                        [item.chunk.token_count for item in missing],
+                        expected_fingerprint=model.fingerprint,
+                        on_batch=stage,
+                    )
+                except InvalidArgumentError as error:
+                    # A text the model cannot embed is the document's fault: no retry can help.
+                    raise InvalidDocumentError(error.reason, **error.parameters) from error
             return space, chunks
 
     async def _without_vector(

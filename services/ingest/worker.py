@@ -8,6 +8,7 @@ published, retry later, given up, handed back, or lost (then it writes nothing m
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable
 from typing import Protocol
@@ -28,9 +29,6 @@ _logger = logging.getLogger(__name__)
 
 # How long a worker waits before it asks again for something that is down.
 PAUSE_SECONDS = 1.0
-# Writing down how an attempt ended is tried for this share of the lease; after that the
-# lease runs out and the next claim writes it down.
-SETTLE_SHARE = 1.0
 
 
 class Processing(Protocol):
@@ -224,18 +222,28 @@ class IngestionWorker:
         )
 
     async def _settle(self, lease: Lease, outcome: str, write: Callable[[], Awaitable[None]]) -> None:
-        """Writes how the attempt ended, through passing faults of the database, while the lease can last."""
+        """Writes how the attempt ended. Once begun it is not cancelled any more: it is short and bounded."""
+        # Nobody needs to be told now that the lease is lost: the write itself will find out.
+        self._heartbeat.release(lease)
+        writing = asyncio.ensure_future(self._write_outcome(lease, outcome, write))
+        while not writing.done():
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.shield(writing)
+        writing.result()
+
+    async def _write_outcome(self, lease: Lease, outcome: str, write: Callable[[], Awaitable[None]]) -> None:
+        """Goes through passing faults of the database for one lease; after that the job is anybody's."""
         loop = asyncio.get_running_loop()
-        give_up_at = loop.time() + lease.lease_seconds * SETTLE_SHARE
+        give_up_at = loop.time() + lease.lease_seconds
         while True:
             try:
-                await asyncio.shield(asyncio.ensure_future(write()))
+                await write()
             except LeaseLostError:
                 self._log_end(lease, "lease lost")
                 return
             except (DependencyUnavailableError, OverloadedError) as error:
                 if loop.time() > give_up_at:
-                    log_event(_logger, "attempt left to expire", logging.WARNING, job_id=lease.job_id)
+                    self._log_end(lease, "left to expire")
                     return
                 log_event(_logger, "outcome not written yet", logging.WARNING, reason=error.reason)
                 await asyncio.sleep(min(PAUSE_SECONDS, lease.lease_seconds / 10))
