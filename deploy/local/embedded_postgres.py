@@ -24,7 +24,9 @@ SEARCHER = "readymark_searcher"
 class EmbeddedPostgres:
     """`data_dir` survives restarts; `start` finds a running server of the same folder and joins it."""
 
-    def __init__(self, data_dir: Path, *, settings: Mapping[str, str] | None = None, version: int = 18) -> None:
+    def __init__(
+        self, data_dir: Path, *, settings: Mapping[str, str] | None = None, version: int = 18
+    ) -> None:
         self._data_dir = data_dir.resolve()
         self._settings = dict(settings or {})
         self._version = version
@@ -67,7 +69,9 @@ class EmbeddedPostgres:
 
     def drop_database(self, name: str) -> None:
         with psycopg.connect(self.uri("postgres", "postgres"), autocommit=True) as connection:
-            connection.execute(sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(name)))
+            connection.execute(
+                sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(name))
+            )
 
     def uri(self, role: str, database: str) -> str:
         """Returns a connection URI for `role`; needs a started server."""
