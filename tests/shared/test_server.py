@@ -124,22 +124,25 @@ async def test_health_says_not_serving_while_running_calls_finish():
 
 
 async def test_a_watcher_of_health_sees_the_change_and_does_not_hold_up_the_stop():
-    async with running_server({"Echo": ("unary_unary", echo)}) as (address, serving):
-        async with grpc.aio.insecure_channel(address) as channel:
-            watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
-            assert (await watch.read()).status == SERVING
-            began = time.monotonic()
-            stopping = asyncio.create_task(serving.stop(10))
-            assert (await watch.read()).status == NOT_SERVING
-            assert await watch.read() is grpc.aio.EOF
-            await stopping
+    async with (
+        running_server({"Echo": ("unary_unary", echo)}) as (address, serving),
+        grpc.aio.insecure_channel(address) as channel,
+    ):
+        watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
+        assert (await watch.read()).status == SERVING
+        began = time.monotonic()
+        stopping = asyncio.create_task(serving.stop(10))
+        assert (await watch.read()).status == NOT_SERVING
+        assert await watch.read() is grpc.aio.EOF
+        await stopping
     assert time.monotonic() - began < 2
 
 
 async def test_calls_that_outlast_the_grace_are_cut_off():
-    cancelled = asyncio.Event()
+    began, cancelled = asyncio.Event(), asyncio.Event()
 
     async def wait(request: bytes, context: Any) -> bytes:
+        began.set()
         try:
             await asyncio.sleep(30)
         except asyncio.CancelledError:
@@ -147,16 +150,17 @@ async def test_calls_that_outlast_the_grace_are_cut_off():
             raise
         return b""
 
-    async with running_server({"Wait": ("unary_unary", wait)}) as (address, serving):
-        async with grpc.aio.insecure_channel(address) as channel:
-            call = channel.unary_unary(f"/{full_name('Wait')}")(b"", wait_for_ready=True)
-            await eventually(lambda: not call.done())
-            await asyncio.sleep(0.1)
-            began = time.monotonic()
-            await serving.stop(0.3)
-            assert time.monotonic() - began < 1.5
-            with pytest.raises(grpc.aio.AioRpcError):
-                await call
+    async with (
+        running_server({"Wait": ("unary_unary", wait)}) as (address, serving),
+        grpc.aio.insecure_channel(address) as channel,
+    ):
+        call = channel.unary_unary(f"/{full_name('Wait')}")(b"")
+        await began.wait()
+        stopped_at = time.monotonic()
+        await serving.stop(0.3)
+        assert time.monotonic() - stopped_at < 1.5
+        with pytest.raises(grpc.aio.AioRpcError):
+            await call
     assert cancelled.is_set()
 
 
@@ -235,12 +239,14 @@ async def test_connections_end_with_age_so_that_new_replicas_get_calls(monkeypat
 
 
 async def test_a_message_above_the_limit_is_refused_and_the_server_lives_on():
-    async with running_server({"Echo": ("unary_unary", echo)}, max_message_bytes=100_000) as (address, _):
-        async with create_channel(address) as channel:
-            call = channel.unary_unary(f"/{full_name('Echo')}")
-            with pytest.raises(InternalError):
-                await call(b"x" * 200_000)
-            assert await call(b"x" * 90_000) == b"x" * 90_000
+    async with (
+        running_server({"Echo": ("unary_unary", echo)}, max_message_bytes=100_000) as (address, _),
+        create_channel(address) as channel,
+    ):
+        call = channel.unary_unary(f"/{full_name('Echo')}")
+        with pytest.raises(InternalError):
+            await call(b"x" * 200_000)
+        assert await call(b"x" * 90_000) == b"x" * 90_000
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
