@@ -230,7 +230,9 @@ class DocumentProcessingService:
                     )
                 except InvalidArgumentError as error:
                     # A text the model cannot embed is the document's fault: no retry can help.
-                    raise InvalidDocumentError(error.reason, **error.parameters) from error
+                    raise InvalidDocumentError(
+                        error.reason, retry_after_seconds=None, **error.parameters
+                    ) from error
             return space, chunks
 
     async def _without_vector(
