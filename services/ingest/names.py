@@ -25,7 +25,10 @@ class DocumentName:
     document_id: DocumentId
 
     def __str__(self) -> str:
-        return f"collections/{self.collection or ANY}/documents/{self.document_id}"
+        """For sentences: the full name where the collection is known, the id alone where it is not."""
+        if self.collection is None:
+            return str(self.document_id)
+        return f"collections/{self.collection}/documents/{self.document_id}"
 
 
 def parse_collection(parent: str, *, field: str = "parent") -> str:

@@ -23,9 +23,10 @@ from services.ingest import snapshots
 from services.ingest.blobs import BlobStore, blob_key, snapshot_key
 from services.ingest.chunking import Chunker, chunk_warnings
 from services.ingest.lifecycle import DocumentStatus
-from services.ingest.model import Chunk, ParsedDocument
+from services.ingest.model import Asset, Chunk, ParsedDocument
 from services.ingest.parsing.fingerprint import parser_fingerprint
 from services.ingest.parsing.limits import ParseLimits
+from services.ingest.parsing.results import asset_path
 from services.ingest.parsing.sandbox import ParserPool
 from services.ingest.repository import jobs, publication
 from services.ingest.repository.jobs import Lease
@@ -135,12 +136,8 @@ class DocumentProcessingService:
             if not chunks:
                 raise InvalidDocumentError("NO_TEXT")
             span.set_attribute("readymark.chunks", len(chunks))
-            for asset in document.assets:
-                path = folder / "assets" / asset.sha256
-                data = await asyncio.to_thread(path.read_bytes)
-                await self._blobs.put_bytes(blob_key(asset.sha256), data)
             snapshot = self._snapshot(lease, document, chunker, chunks, began_at)
-            await self._save(lease, snapshot)
+            await self._save(lease, snapshot, folder)
             return snapshot
 
     def _snapshot(
@@ -166,12 +163,17 @@ class DocumentProcessingService:
             chunks=tuple(chunks),
         )
 
-    async def _save(self, lease: Lease, snapshot: Snapshot) -> None:
+    async def _save(self, lease: Lease, snapshot: Snapshot, folder: Path) -> None:
         """Fail-closed: without a stored snapshot and its row no embedding call is made."""
         data = await asyncio.to_thread(snapshots.write_snapshot, snapshot)
         # The epoch is in the key: a worker that lost its lease cannot overwrite its successor's file.
         key = snapshot_key(lease.job_id, lease.lease_epoch)
         await self._blobs.put_bytes(key, data)
+
+        async def store_asset(asset: Asset) -> None:
+            content = await asyncio.to_thread(asset_path(folder, asset.sha256).read_bytes)
+            await self._blobs.put_bytes(blob_key(asset.sha256), content)
+
         replaced = await publication.save_snapshot(
             self._pool,
             lease,
@@ -191,6 +193,7 @@ class DocumentProcessingService:
                 warnings=snapshot.warnings,
                 assets=snapshot.assets,
             ),
+            store_asset,
         )
         if replaced is not None:
             await self._blobs.delete(replaced)

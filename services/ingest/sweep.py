@@ -11,8 +11,9 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 
-from services.ingest.blobs import BLOB_PREFIX, SNAPSHOT_PREFIX, UPLOAD_PREFIX, BlobStore, blob_key
-from services.ingest.repository import sweeping
+from services.ingest.blobs import BLOB_PREFIX, SNAPSHOT_PREFIX, BlobStore, blob_key
+from services.ingest.repository import documents, sweeping
+from shared import postgres
 from shared.errors import ReadymarkError
 from shared.postgres import Pool
 from shared.telemetry import log_event
@@ -24,27 +25,37 @@ BATCH = 500
 async def sweep_once(pool: Pool, blobs: BlobStore, *, grace_seconds: float) -> int:
     """Returns how many files and rows were removed."""
     removed = await sweeping.drop_old_rows(pool)
-    for sha256 in await sweeping.drop_unreferenced_blobs(pool, grace_seconds=grace_seconds):
-        # Stored again since the row went? Then a newer row names it, and the file stays.
-        if not await sweeping.known_blobs(pool, [sha256]):
-            await blobs.delete(blob_key(sha256))
-            removed += 1
+    removed += await blobs.remove_abandoned_uploads(grace_seconds)
+    for sha256 in await sweeping.list_unreferenced_blobs(pool, grace_seconds=grace_seconds):
+        removed += await _drop_blob(pool, blobs, sha256)
 
     async def unknown_blobs(keys: Sequence[str]) -> list[str]:
         known = await sweeping.known_blobs(pool, [key.rsplit("/", 1)[-1] for key in keys])
         return [key for key in keys if key.rsplit("/", 1)[-1] not in known]
 
+    async def drop_unknown_blob(key: str) -> bool:
+        # A row first: a submission of the same bytes then waits for its lock, as for any other blob.
+        sha256 = key.rsplit("/", 1)[-1]
+        async with postgres.transaction(pool) as connection:
+            await documents.hold_blob(connection, sha256, 1)
+        return await _drop_blob(pool, blobs, sha256)
+
     async def unknown_snapshots(keys: Sequence[str]) -> list[str]:
         known = await sweeping.known_snapshots(pool, keys)
         return [key for key in keys if key not in known]
 
-    async def every_key(keys: Sequence[str]) -> list[str]:
-        return list(keys)
+    async def drop_snapshot(key: str) -> bool:
+        await blobs.delete(key)
+        return True
 
-    removed += await _sweep_files(blobs, BLOB_PREFIX, grace_seconds, unknown_blobs)
-    removed += await _sweep_files(blobs, SNAPSHOT_PREFIX, grace_seconds, unknown_snapshots)
-    removed += await _sweep_files(blobs, UPLOAD_PREFIX, grace_seconds, every_key)
-    return removed
+    removed += await _sweep_files(blobs, BLOB_PREFIX, grace_seconds, unknown_blobs, drop_unknown_blob)
+    return removed + await _sweep_files(
+        blobs, SNAPSHOT_PREFIX, grace_seconds, unknown_snapshots, drop_snapshot
+    )
+
+
+async def _drop_blob(pool: Pool, blobs: BlobStore, sha256: str) -> bool:
+    return await documents.drop_blob(pool, sha256, lambda: blobs.delete(blob_key(sha256)))
 
 
 async def _sweep_files(
@@ -52,16 +63,15 @@ async def _sweep_files(
     prefix: str,
     grace_seconds: float,
     orphans_of: Callable[[Sequence[str]], Awaitable[list[str]]],
+    drop: Callable[[str], Awaitable[bool]],
 ) -> int:
     removed = 0
     batch: list[str] = []
 
     async def flush() -> int:
-        orphans = await orphans_of(batch)
-        for key in orphans:
-            await blobs.delete(key)
+        dropped = [await drop(key) for key in await orphans_of(batch)]
         batch.clear()
-        return len(orphans)
+        return sum(dropped)
 
     async for entry in blobs.list_keys(prefix):
         if entry.age_seconds > grace_seconds:

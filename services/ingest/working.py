@@ -20,19 +20,18 @@ from services.ingest.heartbeat import Heartbeat
 from services.ingest.parsing.limits import ParseLimits
 from services.ingest.parsing.sandbox import ParserPool
 from services.ingest.processing import ChunkPolicy, DocumentProcessingService
-from services.ingest.repository import migrating
+from services.ingest.readiness import wait_for_database
+from services.ingest.repository.migrating import SchemaTooOldError
 from services.ingest.sweep import sweep_for_ever
 from services.ingest.wake_up import WakeUp
 from services.ingest.work_settings import WorkSettings
 from services.ingest.worker import IngestionWorker
 from shared import postgres, settings, telemetry
 from shared.embedder_client import EmbedderClient, Patience
-from shared.errors import DependencyUnavailableError, OverloadedError
-from shared.postgres import Pool
+from shared.postgres import Pool, UnsupportedServerError
 from shared.telemetry import log_event
 
 _logger = logging.getLogger(__name__)
-DATABASE_RETRY_SECONDS = 1.0
 
 
 def worker_name() -> str:
@@ -54,10 +53,10 @@ async def work(options: WorkSettings) -> int:
         options.database_url, application_name="readymark-worker", max_size=options.slots * 2 + 2
     )
     try:
-        if not await _wait_for_database(pool, stopping):
+        if not await wait_for_database(pool, stopping):
             return 0
         await _run_worker(options, name, pool, stopping)
-    except migrating.SchemaTooOldError as error:
+    except (SchemaTooOldError, UnsupportedServerError) as error:
         print(f"readymark worker cannot start: {error}", file=sys.stderr)  # noqa: T201
         return 1
     finally:
@@ -130,19 +129,3 @@ def _processing(
             wall_seconds=options.parse_timeout_seconds, memory_bytes=options.parse_memory_bytes
         ),
     )
-
-
-async def _wait_for_database(pool: Pool, stopping: asyncio.Event) -> bool:
-    """Returns True once the database answers with the schema of this release; False when asked to stop."""
-    await pool.open(wait=False)
-    while not stopping.is_set():
-        try:
-            async with postgres.connect(pool) as connection:
-                await postgres.require_supported_server(connection)
-                await migrating.require_current_schema(connection)
-                return True
-        except (DependencyUnavailableError, OverloadedError) as error:
-            log_event(_logger, "database not reachable yet", logging.WARNING, reason=error.reason)
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(stopping.wait(), DATABASE_RETRY_SECONDS)
-    return False

@@ -13,7 +13,7 @@ from readymark.ingest.v1 import ingest_service_pb2_grpc as pb_grpc
 
 from services.ingest.blobs import BlobStore, snapshot_key
 from services.ingest.lifecycle import STAGES, DocumentStatus
-from services.ingest.model import BlockKind, Chunk, Locator
+from services.ingest.model import Asset, BlockKind, Chunk, Locator
 from services.ingest.repository import jobs, publication
 from services.ingest.repository.jobs import Lease
 from services.ingest.repository.publication import IndexedChunk, SnapshotRecord, SnapshotRow
@@ -105,6 +105,11 @@ def make_chunk(lease: Lease, ordinal: int) -> Chunk:
     )
 
 
+async def store_nothing(asset: Asset) -> None:
+    """For documents without assets."""
+    raise AssertionError(f"unexpected asset {asset.sha256}")
+
+
 async def publish(
     pool: Pool, blobs: BlobStore, lease: Lease, *, chunk_count: int = 3, snapshot: bytes = b"s"
 ) -> None:
@@ -130,7 +135,7 @@ async def publish(
         warnings=(),
         assets=(),
     )
-    await publication.save_snapshot(pool, lease, record)
+    await publication.save_snapshot(pool, lease, record, store_nothing)
     space = await publication.bind_vector_space(
         pool, lease, fingerprint=FINGERPRINT, model_id="test", dimension=DIMENSION
     )

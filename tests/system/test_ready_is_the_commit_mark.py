@@ -44,9 +44,11 @@ async def started(cluster: Cluster) -> AsyncIterator[tuple[AsyncReadymark, Obser
     cluster.ingest()
     cluster.search()
     addresses = cluster.addresses
-    async with AsyncReadymark(addresses["ingest"], addresses["search"], addresses["embedder"]) as client:
-        async with observing(cluster, client) as observer:
-            yield client, observer
+    async with (
+        AsyncReadymark(addresses["ingest"], addresses["search"], addresses["embedder"]) as client,
+        observing(cluster, client) as observer,
+    ):
+        yield client, observer
 
 
 async def submit(client: AsyncReadymark, observer: Observer, word: str) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -79,11 +79,17 @@ async def find_snapshot(pool: Pool, version_id: VersionId) -> SnapshotRow | None
         return None if row is None else SnapshotRow(**row)
 
 
-async def save_snapshot(pool: Pool, lease: Lease, record: SnapshotRecord) -> str | None:
-    """Records the snapshot file and the assets, fenced; returns the key of the file it replaces."""
+async def save_snapshot(
+    pool: Pool, lease: Lease, record: SnapshotRecord, store_asset: Callable[[Asset], Awaitable[None]]
+) -> str | None:
+    """Records the snapshot file and the assets, fenced; returns the key of the file it replaces.
+
+    `store_asset` stores the bytes of one asset. It is called while the asset's blob row is locked:
+    the removal of another document with the same asset cannot take the file away in between.
+    """
     async with jobs.fenced(pool, lease) as connection:
         for asset in record.assets:
-            await _save_asset(connection, lease, asset)
+            await _save_asset(connection, lease, asset, store_asset)
         values = {"version_id": lease.version_id, "sha256s": [asset.sha256 for asset in record.assets]}
         await connection.execute(statements.drop_other_assets, values)
         cursor = await connection.execute(
@@ -104,9 +110,12 @@ async def save_snapshot(pool: Pool, lease: Lease, record: SnapshotRecord) -> str
         return None if replaced is None else str(replaced["file_key"])
 
 
-async def _save_asset(connection: Connection, lease: Lease, asset: Asset) -> None:
+async def _save_asset(
+    connection: Connection, lease: Lease, asset: Asset, store_asset: Callable[[Asset], Awaitable[None]]
+) -> None:
     blob = {"sha256": asset.sha256, "size_bytes": asset.size_bytes}
     await connection.execute(statements.save_blob, blob)
+    await store_asset(asset)
     values = dataclasses.asdict(asset) | {
         "version_id": lease.version_id,
         "asset_id": asset_id(str(lease.document_id), asset.sha256),

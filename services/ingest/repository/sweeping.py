@@ -11,11 +11,11 @@ statements = sql.load(__file__)
 MAX_ROWS = 1000
 
 
-async def drop_unreferenced_blobs(pool: Pool, *, grace_seconds: float) -> list[str]:
-    """Removes rows of blobs that no version and no asset names; returns their hashes."""
-    async with postgres.transaction(pool) as connection:
+async def list_unreferenced_blobs(pool: Pool, *, grace_seconds: float) -> list[str]:
+    """Returns hashes of blobs that no version and no asset names, none of them young."""
+    async with postgres.connect(pool) as connection:
         values = {"grace_seconds": grace_seconds, "max_rows": MAX_ROWS}
-        cursor = await connection.execute(statements.drop_unreferenced_blobs, values)
+        cursor = await connection.execute(statements.list_unreferenced_blobs, values)
         return [str(row["sha256"]) for row in await cursor.fetchall()]
 
 

@@ -12,7 +12,7 @@ import psycopg
 import pytest
 
 from services.ingest.lifecycle import STAGES, DocumentStatus
-from services.ingest.model import BlockKind, Chunk, Locator
+from services.ingest.model import Asset, BlockKind, Chunk, Locator
 from services.ingest.repository import jobs, publication
 from services.ingest.repository.jobs import Lease
 from services.ingest.repository.publication import IndexedChunk, SnapshotRecord, SnapshotRow, VectorSpace
@@ -53,6 +53,11 @@ async def bind(pool: Pool, lease: Lease, fingerprint: str = "f" * 64) -> VectorS
     )
 
 
+async def store_nothing(asset: Asset) -> None:
+    """For documents without assets."""
+    raise AssertionError(f"unexpected asset {asset.sha256}")
+
+
 async def save_snapshot(pool: Pool, lease: Lease, chunk_count: int) -> str | None:
     row = SnapshotRow(
         file_key=f"snapshots/{lease.job_id}-{lease.lease_epoch}",
@@ -71,7 +76,7 @@ async def save_snapshot(pool: Pool, lease: Lease, chunk_count: int) -> str | Non
         warnings=(),
         assets=(),
     )
-    return await publication.save_snapshot(pool, lease, record)
+    return await publication.save_snapshot(pool, lease, record, store_nothing)
 
 
 async def upto_indexing(pool: Pool, lease: Lease, chunks: list[IndexedChunk]) -> VectorSpace:
