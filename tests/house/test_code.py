@@ -65,11 +65,11 @@ def test_sql_stands_in_repositories_only() -> None:
 @pytest.mark.parametrize("path", SQL, ids=name)
 def test_every_statement_has_a_user_and_no_star(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
-    users = "".join(
-        other.read_text(encoding="utf-8") for other in path.parent.glob("*.py")
-    )
+    users = "".join(other.read_text(encoding="utf-8") for other in path.parent.glob("*.py"))
     for statement in re.findall(r"^-- name: (\w+)", text, re.MULTILINE):
-        assert re.search(rf"statements\.{statement}\b|\"{statement}\"", users), f"{statement} is used by nobody"
+        assert re.search(rf"statements\.{statement}\b|\"{statement}\"", users), (
+            f"{statement} is used by nobody"
+        )
 
 
 def test_every_reason_in_the_code_has_its_sentences() -> None:
@@ -107,7 +107,9 @@ def test_nothing_names_this_machine_or_a_registry() -> None:
     listed = subprocess.run(
         ["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, check=True, capture_output=True, text=True
     )
-    forbidden = re.compile("|".join(["pypi" + r"\.org", "file" + "://" + "/opt", "/" + "work/", "--index" + "-url"]))
+    forbidden = re.compile(
+        "|".join(["pypi" + r"\.org", "file" + "://" + "/opt", "/" + "work/", "--index" + "-url"])
+    )
     for line in listed.stdout.splitlines():
         path = ROOT / line
         if path.suffix in {".pdf", ".png"} or not path.is_file():
