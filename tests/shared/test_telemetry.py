@@ -35,16 +35,17 @@ with telemetry.span("outer", {"stage": "parse"}):
         trace_id = telemetry.current_trace_id()
 telemetry.meter().create_counter("probe.count").add(1)
 started = time.monotonic()
-began.shutdown()
+if "crash" not in sys.argv:
+    began.shutdown()
 loaded = any("otlp" in name for name in sys.modules)
 print(json.dumps({"trace_id": trace_id, "seconds": time.monotonic() - started, "exporter": loaded}))
 """
 
 
-def run_program(**environment: str) -> dict[str, object]:
+def run_program(*arguments: str, **environment: str) -> dict[str, object]:
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("OTEL_")}
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM],
+        [sys.executable, "-c", PROGRAM, *arguments],
         cwd=REPOSITORY,
         env=inherited | environment,
         capture_output=True,
@@ -111,6 +112,36 @@ def test_the_end_of_a_process_waits_three_seconds_for_a_silent_collector(silent_
     assert float(str(answer["seconds"])) < telemetry.SHUTDOWN_SECONDS + 0.5
     # Nothing of the SDK may wait again when the interpreter ends.
     assert whole < telemetry.SHUTDOWN_SECONDS + 7
+
+
+def test_a_process_that_ends_without_a_shutdown_does_not_wait_for_the_collector(silent_address: str) -> None:
+    started = time.monotonic()
+    run_program(
+        "crash", OTEL_EXPORTER_OTLP_ENDPOINT=f"http://{silent_address}", OTEL_EXPORTER_OTLP_TIMEOUT="30"
+    )
+    assert time.monotonic() - started < 15
+
+
+def test_the_end_of_a_process_does_not_wait_long_for_an_absent_collector() -> None:
+    # Port 1 refuses; the SDK by itself would go on trying for half a minute.
+    answer = run_program(OTEL_EXPORTER_OTLP_ENDPOINT="http://127.0.0.1:1")
+    assert float(str(answer["seconds"])) < telemetry.SHUTDOWN_SECONDS + 0.5
+
+
+def test_two_processes_of_one_service_are_told_apart() -> None:
+    program = "from shared import telemetry\n"
+    program += "print(telemetry.setup('s').traces.resource.attributes['service.instance.id'])"
+    command = [sys.executable, "-c", program]
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("OTEL_")}
+    given = inherited | {"OTEL_RESOURCE_ATTRIBUTES": "service.instance.id=pod-1"}
+    seen = [
+        subprocess.run(
+            command, cwd=REPOSITORY, env=env, capture_output=True, text=True, check=True
+        ).stdout.strip()
+        for env in (inherited, inherited, given)
+    ]
+    assert len(set(seen)) == 3
+    assert seen[2] == "pod-1"
 
 
 def test_the_sink_as_a_process_writes_a_line_for_each_span(tmp_path: Path) -> None:
@@ -184,7 +215,9 @@ def test_what_is_no_traceparent_begins_a_new_trace_without_links(spans, tracepar
 
 
 def test_a_giant_tracestate_is_dropped_and_the_trace_kept(spans) -> None:
-    with telemetry.span_from(STORED, "vendor=" + "x" * 600, "process"):
+    # Each member is valid by itself; OpenTelemetry would take them all.
+    giant = ",".join(f"vendor{number}={'x' * 50}" for number in range(10))
+    with telemetry.span_from(STORED, giant, "process"):
         assert telemetry.current_tracestate() is None
         assert telemetry.current_trace_id() == STORED.split("-")[1]
 
