@@ -71,8 +71,12 @@ class DocumentProcessingService:
         self._chunker_lock = asyncio.Lock()
 
     async def ready(self) -> None:
-        """Returns once the embedder has told its model; raises DependencyUnavailableError meanwhile."""
-        await self._embedder.model()
+        """Returns once the embedder has told its model and its tokenizer is loaded.
+
+        Before anything is claimed: loading takes a second or two and holds the interpreter, which
+        no lease should have to outlast. Raises DependencyUnavailableError while the embedder is away.
+        """
+        await self._chunker(await self._embedder.model())
 
     async def process(self, lease: Lease) -> None:
         """Runs the stages. Raises LeaseLostError when the epoch is not held any more.

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 
+import psycopg
 from readymark_client import AsyncReadymark, ReadymarkClientError
 
 from services.ingest.lifecycle import LEGAL_PAIRS
@@ -43,7 +44,12 @@ class Observer:
         return self._pool
 
     async def pairs(self) -> dict[str, tuple[str, str]]:
-        found = await rows.execute(self._pool, PAIRS)
+        try:
+            found = await rows.execute(self._pool, PAIRS)
+        except psycopg.OperationalError:
+            # PostgreSQL was restarted by the test: old connections are of no use.
+            await self._pool.check()
+            found = await rows.execute(self._pool, PAIRS)
         return {row["document_id"]: (row["document"], row["job"]) for row in found}
 
     async def _watch_sql(self) -> None:

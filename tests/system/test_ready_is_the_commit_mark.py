@@ -143,13 +143,15 @@ async def database_now(pool: Pool):  # type: ignore[no-untyped-def]
 
 
 async def assert_taken_over_in_time(pool: Pool, document_id: str, killed_at) -> None:  # type: ignore[no-untyped-def]
-    first, second = await rows.execute(
+    attempts = await rows.execute(
         pool,
         "SELECT a.* FROM ingestion_attempts a JOIN document_versions v USING (version_id) "
         "WHERE v.document_id = %s ORDER BY a.lease_epoch",
         document_id,
     )
-    assert (first["outcome"], second["outcome"]) == ("LEASE_EXPIRED", "SUCCEEDED")
+    # On a starved machine a later attempt may lose its lease too; what counts is when the second began.
+    first, second, last = attempts[0], attempts[1], attempts[-1]
+    assert (first["outcome"], last["outcome"]) == ("LEASE_EXPIRED", "SUCCEEDED")
     # One lease and two polls, and the second that the server may take to notice a dead client.
     late = (second["started_at"] - killed_at).total_seconds()
     assert late <= LEASE_SECONDS + 2 * POLL_SECONDS * 1.1 + 1.0
