@@ -51,7 +51,7 @@ async def test_closing_a_channel_does_not_cancel_the_tasks_that_use_it():
 
     async def wait(request: bytes, context: Any) -> bytes:
         began.set()
-        await asyncio.sleep(30)
+        await asyncio.Event().wait()
         return b""
 
     async with running_server({"Do": ("unary_unary", wait)}) as (address, _):

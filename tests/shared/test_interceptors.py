@@ -36,7 +36,7 @@ class Handler:
     async def wait(self, request: bytes, context: Any) -> bytes:
         self.began.set()
         try:
-            await asyncio.sleep(30)
+            await asyncio.Event().wait()
         finally:
             self.ended.set()
         return b"done"
@@ -45,7 +45,7 @@ class Handler:
         self.began.set()
         try:
             yield b"first"
-            await asyncio.sleep(30)
+            await asyncio.Event().wait()
         finally:
             self.ended.set()
 
@@ -210,7 +210,7 @@ async def test_a_deadline_that_passes_is_not_called_a_cancellation(spans, handle
 @pytest.mark.parametrize("kind", ["unary_unary", "unary_stream"])
 async def test_something_cancelled_inside_a_handler_is_answered_with_a_status(spans, kind):
     async def do(request: bytes, context: Any) -> bytes:
-        inner = asyncio.create_task(asyncio.sleep(30))
+        inner = asyncio.create_task(asyncio.Event().wait())
         inner.cancel()
         await inner
         return b""

@@ -78,7 +78,7 @@ async def test_health_says_not_serving_before_and_after():
 
 async def test_health_on_its_own_port_answers_while_the_loop_is_busy_for_two_seconds():
     async def block(request: bytes, context: Any) -> bytes:
-        time.sleep(2)  # noqa: ASYNC251
+        time.sleep(2)  # noqa: ASYNC251  # why: the loop is to be blocked
         return b""
 
     options = {"health_listen": "127.0.0.1:0"}
@@ -144,7 +144,7 @@ async def test_calls_that_outlast_the_grace_are_cut_off():
     async def wait(request: bytes, context: Any) -> bytes:
         began.set()
         try:
-            await asyncio.sleep(30)
+            await asyncio.Event().wait()
         except asyncio.CancelledError:
             cancelled.set()
             raise
