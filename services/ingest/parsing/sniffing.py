@@ -5,6 +5,7 @@ Owns the recognition of formats and the refusal of those that are not read. Pars
 
 from __future__ import annotations
 
+import codecs
 import dataclasses
 import io
 import re
@@ -83,7 +84,7 @@ def sniff(data: bytes, *, display_name: str, declared_media_type: str | None) ->
     Raises InvalidDocumentError: EMPTY_DOCUMENT, UNSUPPORTED_TYPE, PASSWORD_PROTECTED. Whether
     text can be decoded is for decoding.py to say.
     """
-    if not data[:4096].strip() and not data.strip():
+    if _is_blank(data):
         raise InvalidDocumentError("EMPTY_DOCUMENT")
     claimed = claimed_type(display_name, declared_media_type)
     if b"%PDF-" in data[:_PDF_HEADER_WINDOW]:
@@ -159,3 +160,13 @@ def _mismatch(detected: MediaType, claimed: MediaType | None) -> tuple[Warning, 
     if claimed is None or claimed is detected:
         return ()
     return (Warning("TYPE_MISMATCH", {"declared": NAMES[claimed], "detected": NAMES[detected]}),)
+
+
+def _is_blank(data: bytes) -> bool:
+    """True for nothing but white space, behind a byte order mark or not."""
+    blanks = b" \t\r\n\v\f"
+    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        data, blanks = data[2:], blanks + b"\0"
+    elif data.startswith(codecs.BOM_UTF8):
+        data = data[3:]
+    return not data[:4096].strip(blanks) and not data.strip(blanks)
