@@ -299,8 +299,9 @@ async def test_vectors_that_are_no_numbers_are_never_stored(bench: Bench) -> Non
 
 
 async def test_progress_is_told_in_vectors(bench: Bench) -> None:
-    submitted = await bench.submit(TEXT)
-    bench.embedder.behaviour.delay_seconds = 0.5
+    # Enough for several calls one after another: two are in flight at once, with four texts each.
+    submitted = await bench.submit(TEXT + TEXT.replace("pump", "valve"))
+    bench.embedder.behaviour.delay_seconds = 0.3
     running = asyncio.create_task(bench.service.process(await rows.claim(bench.pool)))
     told: list[tuple[int, int]] = []
     while not running.done():
