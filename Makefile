@@ -59,8 +59,10 @@ lint: setup ## Style, types, import contracts, protos.
 	$(BIN)/lint-imports
 	$(BIN)/buf lint
 	@if git rev-parse --verify --quiet $(BREAKING_AGAINST) >/dev/null; then \
-	  $(BIN)/buf breaking protos --against '.git#ref=$(BREAKING_AGAINST),subdir=protos'; \
-	else echo "buf breaking: no $(BREAKING_AGAINST) to compare with"; fi
+	  rm -rf build/against && mkdir -p build/against/build && cp -r build/third_party build/against/build/ && \
+	  git archive $(BREAKING_AGAINST) protos/readymark buf.yaml | tar -x -C build/against && \
+	  $(BIN)/buf breaking --against build/against; \
+	else echo "buf breaking: there is no $(BREAKING_AGAINST) to compare with"; fi
 
 check: lint test ## Exactly what CI runs.
 
