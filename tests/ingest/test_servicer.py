@@ -23,7 +23,8 @@ from deploy.local.embedded_postgres import INGEST, EmbeddedPostgres
 from services.ingest.servicer import SERVICE_NAME, IngestServicer
 from shared.errors import AlreadyExistsError, ResourceNotFoundError
 from shared.rpc.channel import create_channel
-from tests.ingest.conftest import Api, Database
+from tests.ingest.conftest import Api
+from tests.support.databases import Database
 from tests.support.documents import claim, fail, upload, upload_requests
 
 ROOT = Path(__file__).parents[2]

@@ -1,31 +1,22 @@
-"""A real PostgreSQL for the tests of search: one server a session, one migrated database a test."""
+"""What the tests of search may ask for: a filled corpus, a searcher on it, vectors by query."""
 
 from __future__ import annotations
 
-import asyncio
-import itertools
-import os
-import shutil
-import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from deploy.local.embedded_postgres import INGEST, MIGRATOR, SEARCHER, EmbeddedPostgres
-from services.ingest.repository import migrating
+from deploy.local.embedded_postgres import INGEST, MIGRATOR, SEARCHER
 from services.search.repository.searchable_chunks import SearchableChunks
 from services.search.retrieval import Searcher
 from shared import postgres
 from shared.errors import ModelMismatchError, ReadymarkError
 from shared.postgres import Pool
 from tests.support.corpus import DIMENSION, FINGERPRINT, Corpus, unit
-
-_TEMPLATE = "readymark_search_template"
-_numbers = itertools.count()
+from tests.support.databases import Database
 
 
 class Answer:
@@ -61,36 +52,15 @@ class GivenVectors:
         return Answer(self.vectors.get(texts[0], default), self.unknown_tokens)
 
 
-@pytest.fixture(scope="session")
-def postgres_server() -> Iterator[EmbeddedPostgres]:
-    # Not pytest's own folder: that one is closed to the user that the server runs as.
-    folder = Path(tempfile.mkdtemp(prefix="readymark-pg-"))
-    folder.chmod(0o755)
-    server = EmbeddedPostgres(folder / "data", settings={"fsync": "off", "synchronous_commit": "off"})
-    server.start()
-    try:
-        yield server
-    finally:
-        server.stop("immediate")
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-@pytest.fixture(scope="session")
-def template_database(postgres_server: EmbeddedPostgres) -> str:
-    postgres_server.create_database(_TEMPLATE)
-    asyncio.run(migrating.migrate(postgres_server.uri(MIGRATOR, _TEMPLATE)))
-    return _TEMPLATE
-
-
 @pytest.fixture
-def database_urls(postgres_server: EmbeddedPostgres, template_database: str) -> Iterator[Mapping[str, str]]:
+def database_urls(database: Database) -> Mapping[str, str]:
     """Connection URIs of one test's migrated database, by role."""
-    name = f"readymark_search_{os.getpid()}_{next(_numbers)}"
-    postgres_server.create_database(name, template=template_database)
-    try:
-        yield {role: postgres_server.uri(role, name) for role in (INGEST, SEARCHER, MIGRATOR, "postgres")}
-    finally:
-        postgres_server.drop_database(name)
+    return {
+        INGEST: database.ingest_url,
+        SEARCHER: database.searcher_url,
+        MIGRATOR: database.migrator_url,
+        "postgres": database.superuser_url,
+    }
 
 
 @pytest.fixture

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from opentelemetry import trace
@@ -53,15 +50,6 @@ def spans(_provider: TracerProvider) -> Iterator[Spans]:
 
 
 @pytest.fixture(scope="session")
-def bare_postgres() -> Iterator[EmbeddedPostgres]:
-    """A started server without any database of ours."""
-    # Not pytest's own folder: that one is closed to the user that the server runs as.
-    folder = Path(tempfile.mkdtemp(prefix="readymark-pg-"))
-    folder.chmod(0o755)
-    server = EmbeddedPostgres(folder / "data", settings={"fsync": "off"})
-    server.start()
-    try:
-        yield server
-    finally:
-        server.stop("immediate")
-        shutil.rmtree(folder, ignore_errors=True)
+def bare_postgres(postgres_server: EmbeddedPostgres) -> EmbeddedPostgres:
+    """A started server; the tests of this folder use no database of ours on it."""
+    return postgres_server
