@@ -71,12 +71,13 @@ class DocumentProcessingService:
         self._chunker_lock = asyncio.Lock()
 
     async def ready(self) -> None:
-        """Returns once the embedder has told its model and its tokenizer is loaded.
+        """Returns when the embedder answers and its tokenizer is loaded; raises what it raises otherwise.
 
-        Before anything is claimed: loading takes a second or two and holds the interpreter, which
-        no lease should have to outlast. Raises DependencyUnavailableError while the embedder is away.
+        Asked before every claim: while the embedder is away no attempt is begun. And the tokenizer
+        comes first because loading it takes a second or two and holds the interpreter, which no
+        lease should have to outlast.
         """
-        await self._chunker(await self._embedder.model())
+        await self._chunker(await self._embedder.refresh_model())
 
     async def process(self, lease: Lease) -> None:
         """Runs the stages. Raises LeaseLostError when the epoch is not held any more.

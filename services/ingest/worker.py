@@ -32,7 +32,7 @@ PAUSE_SECONDS = 1.0
 
 
 class Processing(Protocol):
-    """What the worker drives; `ready` returns once everything a job needs is reachable."""
+    """What the worker drives; `ready` returns when everything a job needs is there, or raises."""
 
     async def ready(self) -> None: ...
 
@@ -75,7 +75,8 @@ class IngestionWorker:
             try:
                 if not await self._claim_and_start():
                     await self._wake_up.wait()
-            except (DependencyUnavailableError, OverloadedError) as error:
+            except ReadymarkError as error:
+                # Nothing was claimed: whatever is away or slow is asked again a little later.
                 log_event(_logger, "worker waits", logging.WARNING, reason=error.reason)
                 await self._pause()
         await self._hand_back_all()

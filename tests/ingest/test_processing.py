@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import dataclasses
 import hashlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 
@@ -45,6 +45,7 @@ class Bench:
     blobs: BlobStore
     embedder: FakeEmbedder
     service: DocumentProcessingService
+    stop_embedder: Callable[[], Awaitable[None]]
 
     async def submit(
         self, content: bytes | str, display_name: str = "a.txt", **fields: object
@@ -81,7 +82,7 @@ async def bench(pool: Pool, blob_store: BlobStore) -> AsyncIterator[Bench]:
             parse_limits=ParseLimits(wall_seconds=20),
         )
         await service.ready()
-        yield Bench(pool, blob_store, fake, service)
+        yield Bench(pool, blob_store, fake, service, lambda: serving.stop(0))
 
 
 async def stages_of(pool: Pool, submitted: rows.Submitted) -> list[list[str]]:
@@ -313,6 +314,14 @@ async def test_progress_is_told_in_vectors(bench: Bench) -> None:
     assert told
     assert told == sorted(told)
     assert all(0 < done <= total for done, total in told)
+
+
+async def test_a_worker_is_not_ready_while_the_embedder_is_away(bench: Bench) -> None:
+    """Case D37: so nothing is claimed and no attempt is used up, however long it stays away."""
+    await bench.service.ready()
+    await bench.stop_embedder()
+    with pytest.raises(DependencyUnavailableError):
+        await bench.service.ready()
 
 
 async def test_other_documents_go_on_beside_a_hanging_embedder_call(bench: Bench) -> None:
