@@ -89,7 +89,7 @@ def travel(cluster: Cluster) -> tuple[str, str, str, str, int]:
             submitted = client.submit(
                 TEXT, display_name=f"{CANARY}.txt", metadata={"team": CANARY}, source_key=f"{CANARY}/1"
             )
-        (document,) = client.wait([submitted.document_id], timeout_seconds=60)
+        (document,) = client.wait([submitted.document_id], timeout_seconds=120)
         assert document.status == "READY"
         with tracer.start_as_current_span("caller searches") as span:
             searching = span.get_span_context()
