@@ -136,7 +136,7 @@ class AsyncReadymark:
 
     def watch(
         self,
-        document_ids: Sequence[str] = (),
+        document_ids: Sequence[str] | str = (),
         *,
         collection: str = DEFAULT_COLLECTION,
         until_settled: bool = False,
@@ -150,19 +150,20 @@ class AsyncReadymark:
         """
         request = ingest_pb2.WatchDocumentsRequest(
             parent=wire.collection_name(collection),
-            names=[wire.document_name(document_id) for document_id in document_ids],
+            names=[wire.document_name(document_id) for document_id in _several(document_ids)],
             until_settled=until_settled,
             resume_token=resume_token,
         )
         return watching.watch_changes(self._ingest, request, timeout_seconds=timeout_seconds)
 
     async def wait(
-        self, document_ids: Sequence[str], timeout_seconds: float = 600.0
+        self, document_ids: Sequence[str] | str, timeout_seconds: float = 600.0
     ) -> tuple[values.Document, ...]:
         """Returns the documents, in the order asked, once each is READY or FAILED.
 
         Raises DeadlineExceeded (reason NOT_SETTLED), and NotFound when one is deleted meanwhile.
         """
+        document_ids = _several(document_ids)
         found: dict[str, values.Document] = {}
         unique = tuple(dict.fromkeys(document_ids))
         async for document in watching.wait_until_settled(
@@ -299,3 +300,8 @@ class AsyncReadymark:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
+
+
+def _several(document_ids: Sequence[str] | str) -> Sequence[str]:
+    # A single id is a sequence too, of its letters; nobody ever means that.
+    return (document_ids,) if isinstance(document_ids, str) else document_ids

@@ -106,7 +106,7 @@ class Readymark:
 
     def watch(
         self,
-        document_ids: Sequence[str] = (),
+        document_ids: Sequence[str] | str = (),
         *,
         collection: str = DEFAULT_COLLECTION,
         until_settled: bool = False,
@@ -125,7 +125,7 @@ class Readymark:
         )
 
     def wait(
-        self, document_ids: Sequence[str], timeout_seconds: float = 600.0
+        self, document_ids: Sequence[str] | str, timeout_seconds: float = 600.0
     ) -> tuple[values.Document, ...]:
         """See AsyncReadymark.wait."""
         return self._run(self._client.wait(document_ids, timeout_seconds))

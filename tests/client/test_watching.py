@@ -125,3 +125,16 @@ async def test_a_silent_stream_counts_as_a_broken_one(ingest, client, monkeypatc
     ingest.handlers["WatchDocuments"] = watch
     await client.wait(["a"], 10)
     assert streams == 2
+
+
+async def test_a_single_id_is_not_taken_for_its_letters(ingest, client):
+    asked = []
+
+    async def watch(request, context):
+        asked.append(list(request.names))
+        yield event("abc", "READY", "t1", "snapshot")
+
+    ingest.handlers["WatchDocuments"] = watch
+    (document,) = await client.wait("abc")
+    assert document.document_id == "abc"
+    assert [name.rsplit("/", 1)[-1] for name in asked[0]] == ["abc"]
