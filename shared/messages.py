@@ -270,6 +270,34 @@ SENTENCES: Mapping[str, tuple[str, str]] = {
     ),
 }
 
+# What is wrong with a field: the fact `problem` of FIELD_INVALID names one of these.
+PROBLEMS: Mapping[str, tuple[str, str]] = {
+    "UNKNOWN_VALUE": ("the value is unknown", "取值未知"),
+    "EMPTY": ("it is empty", "内容为空"),
+    "NEGATIVE": ("it must not be negative", "不能为负数"),
+    "OUT_OF_RANGE": ("it must be {range}", "取值必须为 {range}"),
+    "TOO_MANY_CHARACTERS": (
+        "it has {actual} characters, the limit is {limit}",
+        "共 {actual} 个字符，上限为 {limit}",
+    ),
+    "TOO_MANY_BYTES": ("it has {actual} bytes, the limit is {limit}", "共 {actual} 字节，上限为 {limit}"),
+    "TOO_MANY_ENTRIES": ("it has {actual} entries, the limit is {limit}", "共 {actual} 项，上限为 {limit}"),
+    "CONTROL_CHARACTERS": ("it holds control characters", "含有控制字符"),
+    "NUL_CHARACTER": ("it holds the character U+0000", "含有字符 U+0000"),
+    "NOT_JSON": ("it must be an object of plain JSON values", "必须是由普通 JSON 值组成的对象"),
+    "NOT_A_UUID": ("it must be a UUID", "必须是 UUID"),
+    "NOT_A_COLLECTION": (
+        "it must be collections/ and a name of up to 63 of a-z, 0-9, -, _ and ., first a letter or digit",
+        "必须是 collections/ 加上 1 至 63 位的名称（a-z、0-9、-、_、.，以字母或数字开头）",
+    ),
+    "NOT_A_DOCUMENT": (
+        "it must be collections/COLLECTION/documents/ID, where - stands for any collection",
+        "必须是 collections/集合/documents/编号，其中 - 表示任意集合",
+    ),
+    "OTHER_COLLECTION": ("it is not of collection {collection}", "不属于集合 {collection}"),
+    "NEEDS_NAMES": ("it needs the names of the documents", "需要给出文档名称"),
+}
+
 
 def render(reason: str, parameters: Mapping[str, str], language: str = "en") -> str:
     """Returns the sentence of `reason`; a reason from a newer release is shown by its name."""
@@ -277,8 +305,14 @@ def render(reason: str, parameters: Mapping[str, str], language: str = "en") -> 
     if sentences is None:
         facts = ", ".join(f"{name}={value}" for name, value in sorted(parameters.items()))
         return f"{reason} ({facts})" if facts else reason
-    template = sentences[1] if language == "zh" else sentences[0]
-    return template.format_map(_Facts(parameters))
+    facts = _Facts(parameters)
+    if (problem := PROBLEMS.get(facts.get("problem", ""))) is not None:
+        facts["problem"] = _in(language, problem).format_map(_Facts(parameters))
+    return _in(language, sentences).format_map(facts)
+
+
+def _in(language: str, texts: tuple[str, str]) -> str:
+    return texts[1] if language == "zh" else texts[0]
 
 
 class _Facts(dict[str, str]):

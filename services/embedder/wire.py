@@ -23,14 +23,14 @@ def input_kind(request: pb.EmbedRequest) -> InputKind:
         raise InvalidArgumentError("FIELD_REQUIRED", field="input_type")
     kind = KINDS.get(request.input_type)
     if kind is None:
-        raise InvalidArgumentError("FIELD_INVALID", field="input_type", problem="unknown value")
+        raise InvalidArgumentError("FIELD_INVALID", field="input_type", problem="UNKNOWN_VALUE")
     return kind
 
 
 def is_truncation_allowed(request: pb.EmbedRequest) -> bool:
     allowed = TRUNCATE.get(request.truncation_policy)
     if allowed is None:
-        raise InvalidArgumentError("FIELD_INVALID", field="truncation_policy", problem="unknown value")
+        raise InvalidArgumentError("FIELD_INVALID", field="truncation_policy", problem="UNKNOWN_VALUE")
     return allowed
 
 

@@ -104,7 +104,7 @@ def check_size(size_bytes: int | None, max_upload_bytes: int) -> None:
     if size_bytes is None:
         return
     if size_bytes < 0:
-        raise InvalidArgumentError("FIELD_INVALID", field="size_bytes", problem="it must not be negative")
+        raise InvalidArgumentError("FIELD_INVALID", field="size_bytes", problem="NEGATIVE")
     if size_bytes > max_upload_bytes:
         raise InvalidDocumentError("TOO_LARGE", actual=size_bytes, limit=max_upload_bytes)
 
@@ -142,10 +142,15 @@ def _refuse_unreadable(header: CheckedHeader) -> None:
 
 def _plain_text(field: str, text: str, max_characters: int) -> str:
     if len(text) > max_characters:
-        problem = f"it has {len(text)} characters, the limit is {max_characters}"
-        raise InvalidArgumentError("FIELD_INVALID", field=field, problem=problem)
+        raise InvalidArgumentError(
+            "FIELD_INVALID",
+            field=field,
+            problem="TOO_MANY_CHARACTERS",
+            actual=len(text),
+            limit=max_characters,
+        )
     if any(unicodedata.category(letter) in ("Cc", "Cs") for letter in text):
-        raise InvalidArgumentError("FIELD_INVALID", field=field, problem="it holds control characters")
+        raise InvalidArgumentError("FIELD_INVALID", field=field, problem="CONTROL_CHARACTERS")
     return text
 
 
@@ -154,15 +159,14 @@ def _checked_metadata(metadata: Mapping[str, Any]) -> Mapping[str, Any]:
         text = json.dumps(metadata, allow_nan=False, ensure_ascii=False)
         size = len(text.encode())
     except (TypeError, ValueError) as error:
-        raise InvalidArgumentError(
-            "FIELD_INVALID", field="metadata", problem="it must be an object of plain JSON values"
-        ) from error
+        raise InvalidArgumentError("FIELD_INVALID", field="metadata", problem="NOT_JSON") from error
     if size > MAX_METADATA_BYTES:
-        problem = f"it has {size} bytes as JSON, the limit is {MAX_METADATA_BYTES}"
-        raise InvalidArgumentError("FIELD_INVALID", field="metadata", problem=problem)
+        raise InvalidArgumentError(
+            "FIELD_INVALID", field="metadata", problem="TOO_MANY_BYTES", actual=size, limit=MAX_METADATA_BYTES
+        )
     # PostgreSQL has no NUL in text; JSON writes it as an escape.
     if "\\u0000" in text.replace("\\\\", ""):
-        raise InvalidArgumentError("FIELD_INVALID", field="metadata", problem="it holds a NUL character")
+        raise InvalidArgumentError("FIELD_INVALID", field="metadata", problem="NUL_CHARACTER")
     return metadata
 
 
@@ -172,4 +176,4 @@ def _checked_request_id(request_id: str) -> uuid.UUID | None:
     try:
         return uuid.UUID(request_id)
     except ValueError:
-        raise InvalidArgumentError("FIELD_INVALID", field="request_id", problem="it must be a UUID") from None
+        raise InvalidArgumentError("FIELD_INVALID", field="request_id", problem="NOT_A_UUID") from None

@@ -35,10 +35,7 @@ def parse_collection(parent: str, *, field: str = "parent") -> str:
     """Returns the collection's own name; raises InvalidArgumentError."""
     match = _COLLECTION.fullmatch(parent)
     if match is None:
-        problem = (
-            "it must be collections/ and a name of 1 to 63 of a-z, 0-9, -, _ and ., not starting with a sign"
-        )
-        raise InvalidArgumentError("FIELD_INVALID", field=field, problem=problem)
+        raise InvalidArgumentError("FIELD_INVALID", field=field, problem="NOT_A_COLLECTION")
     return match.group(1)
 
 
@@ -59,6 +56,5 @@ def parse_document(name: str, *, field: str = "name") -> DocumentName:
             raise ValueError(name)
         document_id = DocumentId(str(uuid.UUID(match.group(2))))
     except ValueError:
-        problem = "it must be collections/{collection}/documents/{id}, where - is any collection"
-        raise InvalidArgumentError("FIELD_INVALID", field=field, problem=problem) from None
+        raise InvalidArgumentError("FIELD_INVALID", field=field, problem="NOT_A_DOCUMENT") from None
     return DocumentName(None if match.group(1) == ANY else match.group(1), document_id)

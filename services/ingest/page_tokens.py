@@ -20,7 +20,7 @@ MAX_PAGE_SIZE = 1000
 def checked_page_size(page_size: int, default: int) -> int:
     """Returns a size from 1 to 1000; 0 means `default`; raises InvalidArgumentError below."""
     if page_size < 0:
-        raise InvalidArgumentError("FIELD_INVALID", field="page_size", problem="it must not be negative")
+        raise InvalidArgumentError("FIELD_INVALID", field="page_size", problem="NEGATIVE")
     return min(page_size or default, MAX_PAGE_SIZE)
 
 

@@ -80,9 +80,7 @@ class WatchService:
         each named document is READY, FAILED or deleted.
         """
         if until_settled and not names:
-            raise InvalidArgumentError(
-                "FIELD_INVALID", field="until_settled", problem="it needs the names of the documents"
-            )
+            raise InvalidArgumentError("FIELD_INVALID", field="until_settled", problem="NEEDS_NAMES")
         watch = await self._open(parent, names, until_settled=until_settled)
         resumed_at = watch.decode_token(resume_token)
         # Subscribed before the first look: what commits in between is told by one or by both.
@@ -95,8 +93,9 @@ class WatchService:
 
     async def _open(self, parent: str, names: Sequence[str], *, until_settled: bool) -> _Watch:
         if len(names) > MAX_NAMES:
-            problem = f"there are {len(names)}, the limit is {MAX_NAMES}"
-            raise InvalidArgumentError("FIELD_INVALID", field="names", problem=problem)
+            raise InvalidArgumentError(
+                "FIELD_INVALID", field="names", problem="TOO_MANY_ENTRIES", actual=len(names), limit=MAX_NAMES
+            )
         if names:
             parsed = [parse_document(name, field="names") for name in names]
             by_id = {name.document_id: name for name in parsed}

@@ -49,15 +49,15 @@ def checked_query(
     """Returns the question; raises InvalidArgumentError that names the first wrong field."""
     matched = _PARENT.fullmatch(parent)
     if matched is None or matched["collection"] == ANY_COLLECTION:
-        raise _invalid("parent", "it must be collections/{collection} and name one collection")
+        raise _invalid("parent", "NOT_A_COLLECTION")
     if not text.strip():
-        raise _invalid("query", "it is empty")
+        raise _invalid("query", "EMPTY")
     if len(text) > max_characters:
-        raise _invalid("query", f"it has {len(text)} characters, the limit is {max_characters}")
+        raise _invalid("query", "TOO_MANY_CHARACTERS", actual=len(text), limit=max_characters)
     if "\0" in text:
-        raise _invalid("query", "it contains the character U+0000")
+        raise _invalid("query", "NUL_CHARACTER")
     if not 0 <= top_k <= MAX_TOP_K:
-        raise _invalid("top_k", f"it must be 1 to {MAX_TOP_K}, or 0 for {DEFAULT_TOP_K}")
+        raise _invalid("top_k", "OUT_OF_RANGE", range=f"0-{MAX_TOP_K}")
     collection = matched["collection"]
     return SearchQuery(
         collection=collection,
@@ -73,20 +73,22 @@ def _document_ids(names: list[str], collection: str) -> tuple[uuid.UUID, ...] | 
     if not names:
         return None
     if len(names) > MAX_DOCUMENTS:
-        raise _invalid("documents", f"it has {len(names)} entries, the limit is {MAX_DOCUMENTS}")
+        raise _invalid("documents", "TOO_MANY_ENTRIES", actual=len(names), limit=MAX_DOCUMENTS)
     found: dict[uuid.UUID, None] = {}
     for index, name in enumerate(names):
         matched = _DOCUMENT.fullmatch(name)
         if matched is None:
-            raise _invalid(f"documents[{index}]", "it must be collections/{collection}/documents/{document}")
+            raise _invalid(f"documents[{index}]", "NOT_A_DOCUMENT")
         if matched["collection"] not in (collection, ANY_COLLECTION):
-            raise _invalid(f"documents[{index}]", f"it is not a document of collections/{collection}")
+            raise _invalid(f"documents[{index}]", "OTHER_COLLECTION", collection=collection)
         try:
             found[uuid.UUID(matched["document"])] = None
         except ValueError:
-            raise _invalid(f"documents[{index}]", "its last part must be a document id") from None
+            raise _invalid(f"documents[{index}]", "NOT_A_DOCUMENT") from None
     return tuple(found)
 
 
-def _invalid(field: str, problem: str) -> InvalidArgumentError:
-    return InvalidArgumentError("FIELD_INVALID", field=field, problem=problem)
+def _invalid(field: str, problem: str, **facts: object) -> InvalidArgumentError:
+    return InvalidArgumentError(
+        "FIELD_INVALID", retry_after_seconds=None, field=field, problem=problem, **facts
+    )

@@ -175,9 +175,8 @@ class Searcher:
                 "EMBEDDER_UNAVAILABLE", retry_after_seconds=error.retry_after_seconds or 1.0
             ) from error
         except InvalidArgumentError as error:
-            raise InvalidArgumentError(
-                "FIELD_INVALID", field="query", problem="the embedding model refuses it: " + error.message()
-            ) from error
+            facts = dict(error.parameters) | {"field": "query"}
+            raise InvalidArgumentError(error.reason, retry_after_seconds=None, **facts) from error
         embedding = answer.vectors[0]
         if embedding.shape != (collection.dimension,):
             raise ModelMismatchError(

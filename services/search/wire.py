@@ -31,7 +31,7 @@ def to_query(request: messages.SearchRequest, *, max_characters: int) -> SearchQ
     """Returns the checked question; raises InvalidArgumentError that names the wrong field."""
     mode = _MODES.get(request.mode)
     if mode is None:
-        raise InvalidArgumentError("FIELD_INVALID", field="mode", problem=f"{request.mode} is not a mode")
+        raise InvalidArgumentError("FIELD_INVALID", field="mode", problem="UNKNOWN_VALUE")
     return checked_query(
         parent=request.parent,
         text=request.query,

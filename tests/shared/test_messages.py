@@ -88,3 +88,29 @@ def test_every_reason_that_the_code_raises_has_its_sentence_and_gets_its_facts()
         elif "**" not in names and (missing := facts_of(messages.SENTENCES[reason][0]) - names):
             faults.append(f"{place}: {reason} lacks {sorted(missing)}")
     assert faults == []
+
+
+@pytest.mark.parametrize("problem", sorted(messages.PROBLEMS))
+def test_what_is_wrong_with_a_field_is_told_in_both_languages(problem):
+    english, chinese = messages.PROBLEMS[problem]
+    assert facts_of(english) == facts_of(chinese)
+    parameters = {"field": "x", "problem": problem}
+    assert messages.render("FIELD_INVALID", parameters, "zh").endswith("。")
+    assert re.search(r"[\u4e00-\u9fff]", chinese)
+    assert not re.search(
+        r"[a-z]{4,}",
+        messages.render("FIELD_INVALID", parameters, "zh")
+        .replace("collections", "")
+        .replace("documents", ""),
+    )
+
+
+def test_every_problem_in_the_code_is_one_of_these():
+    used = set()
+    for folder in ("services", "shared"):
+        for path in (REPOSITORY / folder).rglob("*.py"):
+            text = path.read_text(encoding="utf-8")
+            used |= set(re.findall(r"problem=\"([^\"]+)\"", text)) | set(
+                re.findall(r"_invalid\([^,]+, \"([^\"]+)\"", text)
+            )
+    assert used == set(messages.PROBLEMS)
