@@ -303,8 +303,8 @@ def render(reason: str, parameters: Mapping[str, str], language: str = "en") -> 
     """Returns the sentence of `reason`; a reason from a newer release is shown by its name."""
     sentences = SENTENCES.get(reason)
     if sentences is None:
-        facts = ", ".join(f"{name}={value}" for name, value in sorted(parameters.items()))
-        return f"{reason} ({facts})" if facts else reason
+        listed = ", ".join(f"{name}={value}" for name, value in sorted(parameters.items()))
+        return f"{reason} ({listed})" if listed else reason
     facts = _Facts(parameters)
     if (problem := PROBLEMS.get(facts.get("problem", ""))) is not None:
         facts["problem"] = _in(language, problem).format_map(_Facts(parameters))
