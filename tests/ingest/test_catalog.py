@@ -13,7 +13,7 @@ from readymark.ingest.v1 import ingest_service_pb2 as pb
 from services.ingest.blobs import blob_key
 from services.ingest.lifecycle import LEGAL_PAIRS, STAGES, DocumentStatus, JobStatus
 from services.ingest.repository import jobs
-from shared import postgres
+from shared import messages, postgres
 from shared.errors import (
     ConflictError,
     InvalidArgumentError,
@@ -108,6 +108,25 @@ async def test_j18_cancel_is_for_unfinished_documents_only(api: Api, situation: 
     await assert_legal(api)
 
 
+@pytest.mark.parametrize("situation", UNSETTLED)
+async def test_d4_d5_cancelling_says_why_and_retrying_by_hand_clears_it(api: Api, situation: str) -> None:
+    document = await bring_to(api, situation)
+
+    async def shown() -> tuple[str | None, str | None]:
+        async with postgres.connect(api.pool) as connection:
+            cursor = await connection.execute(
+                "SELECT error_message, failure ->> 'reason' AS reason FROM document_versions"
+            )
+            row = await cursor.fetchone()
+        assert row is not None
+        return row["error_message"], row["reason"]
+
+    await api.stub.CancelDocument(pb.CancelDocumentRequest(name=document.name))
+    assert await shown() == (messages.render("CANCELLED", {}), "CANCELLED")
+    await api.stub.RetryDocument(pb.RetryDocumentRequest(name=document.name))
+    assert await shown() == (None, None)
+
+
 @pytest.mark.parametrize("situation", SITUATIONS)
 async def test_d26_delete_leaves_no_row_and_no_file(api: Api, situation: str) -> None:
     document = await bring_to(api, situation)
@@ -156,7 +175,7 @@ async def test_a_worker_of_a_cancelled_or_deleted_document_writes_nothing(
     assert not (await jobs.claim_ingestion_jobs(api.pool, worker="w", lease_seconds=60, max_jobs=9)).leases
 
 
-async def test_a_cancelled_attempt_is_closed_in_the_history(api: Api) -> None:
+async def test_j16_a_cancelled_attempt_is_closed_in_the_history(api: Api) -> None:
     document = await bring_to(api, "EMBEDDING")
     await api.stub.CancelDocument(pb.CancelDocumentRequest(name=document.name))
     (attempt,) = (await api.stub.ListAttempts(pb.ListAttemptsRequest(name=document.name))).attempts

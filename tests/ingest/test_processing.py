@@ -108,8 +108,9 @@ async def test_d1_d2_the_stages_run_in_order_and_end_in_ready(bench: Bench) -> N
 @pytest.mark.parametrize(
     ("stage", "held_by"),
     [
+        (DocumentStatus.CHUNKING, "snapshots"),
         (DocumentStatus.EMBEDDING, "the embedder's answer"),
-        (DocumentStatus.CHUNKING, "the snapshot row"),
+        (DocumentStatus.INDEXING, "documents"),
     ],
 )
 async def test_d2_the_status_is_committed_before_the_work_of_its_stage(
@@ -118,11 +119,12 @@ async def test_d2_the_status_is_committed_before_the_work_of_its_stage(
     submitted = await bench.submit(TEXT)
     lease = await rows.claim(bench.pool)
     async with bench.pool.connection() as holder:
-        if held_by == "the snapshot row":
-            await holder.set_autocommit(False)
-            await holder.execute("LOCK TABLE snapshots IN EXCLUSIVE MODE")
-        else:
+        if held_by == "the embedder's answer":
             bench.embedder.gate.clear()
+        else:
+            # The table that the stage, and none before it, writes to.
+            await holder.set_autocommit(False)
+            await holder.execute(f"LOCK TABLE {held_by} IN SHARE MODE")
         running = asyncio.create_task(bench.service.process(lease))
         async with asyncio.timeout(20):
             while await rows.pair(bench.pool, submitted) != (stage, "RUNNING"):
@@ -133,6 +135,19 @@ async def test_d2_the_status_is_committed_before_the_work_of_its_stage(
     bench.embedder.gate.set()
     await running
     assert await rows.pair(bench.pool, submitted) == ("READY", "SUCCEEDED")
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+async def test_d2_what_fails_in_parsing_leaves_the_status_parsing(bench: Bench, is_lost: bool) -> None:
+    """Reading the original belongs to the stage too."""
+    content = bytes(range(256)) * 40
+    if is_lost:
+        submitted = await rows.submit(bench.pool, content=content)
+    else:
+        submitted = await bench.submit(content)
+    with pytest.raises(ResourceNotFoundError if is_lost else InvalidDocumentError):
+        await bench.service.process(await rows.claim(bench.pool))
+    assert await rows.pair(bench.pool, submitted) == ("PARSING", "RUNNING")
 
 
 async def test_d1_no_embedding_call_is_made_before_the_snapshot_is_stored(

@@ -60,6 +60,28 @@ async def test_j8_a_permanent_error_ends_the_job_at_the_first_attempt(pool: Pool
     assert len(await rows.attempts(pool, submitted.job_id)) == 1
 
 
+async def test_j9_a_job_that_failed_is_due_after_its_delay(pool: Pool) -> None:
+    submitted = await rows.submit(pool, retry_delay_seconds=1000)
+
+    async def fail(_: Lease) -> None:
+        raise RuntimeError
+
+    async def is_waiting() -> bool:
+        return (await rows.job(pool, submitted.job_id))["locked_at"] is None and bool(
+            await rows.attempts(pool, submitted.job_id)
+        )
+
+    async with running_worker(pool, fail):
+        await until(is_waiting)
+        (row,) = await rows.execute(
+            pool,
+            "SELECT extract(epoch FROM j.available_at - a.ended_at)::float AS delay_seconds "
+            "FROM ingestion_jobs j JOIN ingestion_attempts a USING (job_id)",
+        )
+    # The cap of 300 seconds holds; jitter takes a fifth of it at most.
+    assert 239 <= row["delay_seconds"] <= 301
+
+
 async def test_one_failing_job_does_not_block_the_others(pool: Pool) -> None:
     bad = await rows.submit(pool, retry_delay_seconds=3600)
     good = [await rows.submit(pool) for _ in range(10)]

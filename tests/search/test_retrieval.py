@@ -75,6 +75,21 @@ async def test_ten_hits_come_although_95_of_100_documents_are_not_ready(
         assert (result.candidate_count, result.exhausted) == (12, False)
 
 
+@pytest.mark.parametrize("status", ["PENDING", "INDEXING", "FAILED"])
+async def test_d3_search_goes_on_with_the_served_version_whatever_becomes_of_a_newer_one(
+    corpus: Corpus, searcher: Searcher, status: str
+) -> None:
+    space = corpus.create_collection("c")
+    document_id = corpus.add_document(space, ["word one", "word two"], random_units(2))
+    corpus.add_version(space, document_id, status=status)
+    for mode in ALL_MODES:
+        for document_ids in (None, (document_id,)):
+            result = await ask(searcher, "word", mode=mode, document_ids=document_ids)
+            assert sorted(contents(result)) == ["word one", "word two"]
+            assert {hit.chunk.version_number for hit in result.hits} == {1}
+            assert (result.candidate_count, result.exhausted) == (2, True)
+
+
 async def test_a_filter_gives_as_many_hits_as_exist_and_says_when_there_are_no_more(
     database_urls: Mapping[str, str],
     corpus: Corpus,

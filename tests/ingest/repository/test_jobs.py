@@ -13,7 +13,7 @@ import pytest
 
 from services.ingest import lifecycle
 from services.ingest.lifecycle import STAGES, UNFINISHED, DocumentStatus
-from services.ingest.repository import jobs
+from services.ingest.repository import documents, jobs, publication, sweeping
 from services.ingest.repository.jobs import Lease
 from shared.errors import LeaseLostError
 from shared.postgres import Pool
@@ -79,6 +79,7 @@ async def test_j5_j3_an_expired_lease_is_claimed_again_from_every_stage(
     await rows.expire_lease(pool, submitted.job_id)
     lease = await rows.claim(pool, worker="w2")
     assert (lease.attempt, lease.lease_epoch) == (2, 2)
+    assert await claim_all(pool) == jobs.ClaimResult(0, ()), "the new lease begins now"
     assert await rows.pair(pool, submitted) == ("PENDING", "RUNNING")
     first, second = await rows.attempts(pool, submitted.job_id)
     assert (first["outcome"], second["outcome"]) == ("LEASE_EXPIRED", "RUNNING")
@@ -252,6 +253,15 @@ async def test_j8_j11_j16_a_temporary_failure_makes_both_pending_after_the_delay
     assert attempt["failure"]["next_attempt_at"] is not None
 
 
+async def test_j8_the_last_attempt_cannot_be_put_off(pool: Pool) -> None:
+    """Else it would wait PENDING for a claim that takes no job without attempts left."""
+    submitted = await rows.submit(pool, max_attempts=1)
+    lease = await rows.claim(pool)
+    with pytest.raises(AssertionError):
+        await jobs.retry_later(pool, lease, delay_seconds=0, error_message="later", failure=FAILURE)
+    assert await rows.pair(pool, submitted) == ("PENDING", "RUNNING")
+
+
 @pytest.mark.parametrize("stage", UNFINISHED)
 async def test_j10_j11_j16_giving_up_makes_both_failed_with_the_reason(
     pool: Pool, stage: DocumentStatus
@@ -282,7 +292,7 @@ async def test_j15_a_hand_back_is_due_at_once_and_free(pool: Pool, stage: Docume
 
 
 @pytest.mark.parametrize("stage", UNFINISHED)
-async def test_j12_an_expired_job_without_attempts_left_fails_and_that_call_claims_nothing(
+async def test_j12_j16_an_expired_job_without_attempts_left_fails_and_that_call_claims_nothing(
     pool: Pool, stage: DocumentStatus
 ) -> None:
     submitted = await rows.submit(pool, max_attempts=1)
@@ -331,6 +341,21 @@ async def test_j12_j13_a_ready_document_with_an_expired_job_becomes_succeeded_an
     assert await rows.pair(pool, submitted) == ("READY", "SUCCEEDED")
     assert await rows.version(pool, submitted.version_id) == before
     assert await claim_all(pool) == jobs.ClaimResult(0, ())
+
+
+async def test_j13_the_claim_itself_passes_a_ready_document_by(pool: Pool) -> None:
+    """Its lease may expire just after the look that settles: the claim must not count on that look."""
+    submitted = await rows.submit(pool)
+    await rows.claim(pool)
+    await rows.set_status(pool, submitted, "READY", "RUNNING")
+    await rows.expire_lease(pool, submitted.job_id)
+    before = await rows.job(pool, submitted.job_id)
+    async with pool.connection() as connection:
+        cursor = await connection.execute(
+            jobs.statements.claim_ingestion_jobs, {"worker": "w", "lease_seconds": 60, "max_jobs": 10}
+        )
+        assert await cursor.fetchall() == []
+    assert await rows.job(pool, submitted.job_id) == before
 
 
 async def test_j12_a_job_that_ends_while_it_is_being_settled_is_left_alone(pool: Pool) -> None:
@@ -439,11 +464,15 @@ def test_j6_a_worker_sends_no_moment_of_its_own() -> None:
             "job_from", "job_id", "job_ids", "lease_epoch", "lease_epochs", "lease_seconds", "max_jobs", "reason",
             "total", "trace_id", "unit", "worker",
         }  # fmt: skip
+    for written in (publication.statements, documents.statements, sweeping.statements):
+        for name in written.names:
+            sent = re.findall(r"%\((\w+)\)s", getattr(written, name).decode())
+            assert not [parameter for parameter in sent if parameter.endswith(("_at", "now"))], name
     folder = Path(inspect.getfile(lifecycle)).parent
     for file in [*folder.glob("*.py"), *folder.glob("repository/*.py")]:
         text = file.read_text(encoding="utf-8")
         if file.name not in {"blobs.py", "wire.py", "watching.py", "servicer.py"}:
-            assert not re.search(r"\btime\.time\(|datetime\.now\(|utcnow\(", text), file.name
+            assert not re.search(r"\btime\.time\(|datetime\.now\(|utcnow\(|fromtimestamp\(", text), file.name
 
 
 async def test_j16_every_attempt_leaves_a_row(pool: Pool) -> None:

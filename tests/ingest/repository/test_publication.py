@@ -108,7 +108,7 @@ async def visible(pool: Pool) -> list[str]:
     return contents
 
 
-async def test_d1_j7_publishing_makes_everything_visible_at_once(pool: Pool) -> None:
+async def test_d1_j7_j16_publishing_makes_everything_visible_at_once(pool: Pool) -> None:
     submitted = await rows.submit(pool)
     lease = await rows.claim(pool)
     chunks = chunks_of("one", "two", "three")
@@ -129,6 +129,20 @@ async def test_d1_j7_publishing_makes_everything_visible_at_once(pool: Pool) -> 
     assert (attempt["outcome"], attempt["last_stage"]) == ("SUCCEEDED", "INDEXING")
 
 
+async def test_j16_a_publication_closes_its_own_attempt_only(pool: Pool) -> None:
+    submitted = await rows.submit(pool)
+    await rows.claim(pool)
+    await rows.expire_lease(pool, submitted.job_id)
+    lease = await rows.claim(pool)
+    before = (await rows.attempts(pool, submitted.job_id))[0]
+    chunks = chunks_of("one")
+    space = await upto_indexing(pool, lease, chunks)
+    await publication.publish_version(pool, lease, space, [chunks], chunk_count=1)
+    first, second = await rows.attempts(pool, submitted.job_id)
+    assert first == before
+    assert (first["outcome"], second["outcome"]) == ("LEASE_EXPIRED", "SUCCEEDED")
+
+
 async def test_d1_a_missing_vector_publishes_nothing(pool: Pool) -> None:
     submitted = await rows.submit(pool)
     lease = await rows.claim(pool)
@@ -137,6 +151,17 @@ async def test_d1_a_missing_vector_publishes_nothing(pool: Pool) -> None:
     await rows.execute(pool, "DELETE FROM chunk_staging WHERE ordinal = 1")
     with pytest.raises(AssertionError, match="1 of 2 chunks have a vector"):
         await publication.publish_version(pool, lease, space, [chunks], chunk_count=2)
+    assert await visible(pool) == []
+    assert await rows.pair(pool, submitted) == ("INDEXING", "RUNNING")
+
+
+async def test_d1_fewer_chunks_than_the_snapshot_has_publish_nothing(pool: Pool) -> None:
+    submitted = await rows.submit(pool)
+    lease = await rows.claim(pool)
+    chunks = chunks_of("one", "two")
+    space = await upto_indexing(pool, lease, chunks)
+    with pytest.raises(AssertionError):
+        await publication.publish_version(pool, lease, space, [chunks[:1]], chunk_count=1)
     assert await visible(pool) == []
     assert await rows.pair(pool, submitted) == ("INDEXING", "RUNNING")
 
