@@ -163,7 +163,7 @@ class IngestionWorker:
                 self._log_end(lease, "lease lost")
             except Exception as error:  # noqa: BLE001
                 # A call that was cut off by the cancellation may report it as an error of its own.
-                if _is_cancelled():
+                if self._stopping.is_set() or self._is_lost(lease):
                     await self._settle_cancelled(lease)
                 else:
                     await self._settle_failure(lease, error)
@@ -172,10 +172,15 @@ class IngestionWorker:
 
     async def _settle_cancelled(self, lease: Lease) -> None:
         """A job is cancelled for two reasons only: its lease is lost, or the worker stops."""
-        if (lease.job_id, lease.lease_epoch) in self._lost:
+        if self._is_lost(lease):
             self._log_end(lease, "lease lost")
         else:
             await self._settle(lease, "handed back", lambda: jobs.hand_back(self._pool, lease))
+
+    def _is_lost(self, lease: Lease) -> bool:
+        # Not `task.cancelling()`: a TaskGroup in which a task failed leaves that count raised
+        # (Python 3.11), and a failure would be taken for a cancellation.
+        return (lease.job_id, lease.lease_epoch) in self._lost
 
     async def _settle_failure(self, lease: Lease, error: Exception) -> None:
         span = trace.get_current_span()
@@ -272,8 +277,3 @@ class IngestionWorker:
         stopping = asyncio.create_task(self._stopping.wait())
         await asyncio.wait({stopping}, timeout=PAUSE_SECONDS)
         stopping.cancel()
-
-
-def _is_cancelled() -> bool:
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
