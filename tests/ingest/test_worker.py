@@ -159,6 +159,27 @@ async def test_an_error_that_the_cancellation_causes_is_a_hand_back_too(pool: Po
     assert (await rows.job(pool, submitted.job_id))["attempts"] == 0
 
 
+async def test_j8_a_failure_inside_a_task_group_is_a_failure_and_uses_up_its_attempt(pool: Pool) -> None:
+    """A TaskGroup leaves its parent's cancellation count raised; that is not a stop of the worker."""
+    submitted = await rows.submit(pool, max_attempts=2, retry_delay_seconds=0)
+
+    async def fail() -> None:
+        raise DependencyUnavailableError("EMBEDDER_UNAVAILABLE")
+
+    async def embed_in_a_group(_: Lease) -> None:
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(fail())
+                group.create_task(asyncio.sleep(60))  # why: cancelled by the failure of the other
+        except ExceptionGroup as failed:
+            raise failed.exceptions[0] from None
+
+    async with running_worker(pool, embed_in_a_group):
+        await until(lambda: settled(pool, submitted))
+    outcomes = [row["outcome"] for row in await rows.attempts(pool, submitted.job_id)]
+    assert outcomes == ["RETRY_LATER", "FAILED"]
+
+
 async def test_j4_a_job_longer_than_its_lease_keeps_it(pool: Pool) -> None:
     """Case Q4: five leases of work, one attempt, although others ask all the time."""
     submitted = await rows.submit(pool)
