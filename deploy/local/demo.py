@@ -8,6 +8,7 @@ Exit code 1 when a sample is not READY or a question is not answered by its docu
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import signal
 import subprocess
@@ -89,13 +90,23 @@ def _show(folder: DataFolder, addresses: Mapping[str, str]) -> int:
     except ReadymarkClientError as error:
         print(error, file=sys.stderr)
         return 1
+    command = _command()
     print(
         f"\nThe data stays in {folder.path}. Go on with:\n"
-        f"  readymark up --data {folder.path}\n"
-        f"  readymark submit --collection {COLLECTION} --wait YOUR_FILES\n"
-        f"  readymark search --collection {COLLECTION} 'your question'\n"
+        f"  {command} up --data {folder.path} --detach\n"
+        f"  {command} submit YOUR_FILES --collection {COLLECTION} --wait\n"
+        f"  {command} search 'your question' --collection {COLLECTION}\n"
+        f"  {command} down --data {folder.path}\n"
     )
     return 0 if ready and all(answered) else 1
+
+
+def _command() -> str:
+    """Returns how the reader calls `readymark` from where they stand."""
+    beside = Path(sys.executable).with_name("readymark")
+    with contextlib.suppress(ValueError):
+        return str(beside.relative_to(Path.cwd()))
+    return str(beside)
 
 
 def _ingest(client: Readymark) -> bool:

@@ -3,9 +3,6 @@
 serve    the API
 work     one worker process
 migrate  brings the database up to date, then ends; needs the migrator role
-
-The parser's fork server imports this file again under another name; everything that
-starts something stands behind the check at the end.
 """
 
 from __future__ import annotations
@@ -60,7 +57,7 @@ def _migrate() -> int:
         raise settings.SettingsError(f"{PREFIX}DATABASE_URL is not set")
     try:
         applied = asyncio.run(migrating.migrate(url))
-    except (UnsupportedServerError, DependencyUnavailableError) as error:
+    except (UnsupportedServerError, DependencyUnavailableError, migrating.MigrationError) as error:
         print(f"readymark cannot migrate: {error}", file=sys.stderr)  # noqa: T201
         return 1
     print(f"migrations applied: {', '.join(applied) or 'none, the database is up to date'}")  # noqa: T201

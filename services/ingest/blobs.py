@@ -36,6 +36,10 @@ _PART_BYTES = 5 << 20
 _UNFINISHED = re.compile(r"#\d+$")
 
 
+class BlobStoreError(ValueError):
+    """No store can be made of this URL; the text says why."""
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class StoredFile:
     key: str
@@ -69,17 +73,20 @@ def upload_key() -> str:
 def open_blob_store(url: str) -> BlobStore:
     """Returns the store at `url`: a path, file:///..., s3://..., gs://... or az://...; makes a local folder.
 
-    Raises ValueError for a URL that no store can be made of.
+    Raises BlobStoreError for a URL that no store can be made of.
     """
     parts = urlsplit(url)
     if parts.scheme in ("", "file"):
         folder = Path(unquote(parts.path) if parts.scheme else url).expanduser().resolve()
-        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise BlobStoreError(f"the blob folder cannot be made: {error.strerror}") from error
         return BlobStore(LocalStore(folder), folder=folder)
     try:
         return BlobStore(from_url(url), folder=None)
     except BaseError as error:
-        raise ValueError(f"blob store {parts.scheme}:// cannot be opened") from error
+        raise BlobStoreError(f"the blob store {parts.scheme}:// cannot be opened") from error
 
 
 class BlobStore:

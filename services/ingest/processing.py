@@ -12,6 +12,7 @@ import dataclasses
 import datetime
 import hashlib
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -34,7 +35,14 @@ from services.ingest.repository.publication import IndexedChunk, SnapshotRecord,
 from services.ingest.snapshots import Snapshot, SnapshotInvalidError
 from shared import telemetry, terms
 from shared.embedder_client import EmbedderClient, ModelInfo
-from shared.errors import InvalidArgumentError, InvalidDocumentError, ResourceNotFoundError
+from shared.errors import (
+    DeadlineExceededError,
+    DependencyUnavailableError,
+    InvalidArgumentError,
+    InvalidDocumentError,
+    OverloadedError,
+    ResourceNotFoundError,
+)
 from shared.postgres import Pool
 
 # Chunks that one statement batch of INDEXING carries; bounds memory, not speed.
@@ -77,7 +85,10 @@ class DocumentProcessingService:
         comes first because loading it takes a second or two and holds the interpreter, which no
         lease should have to outlast.
         """
-        await self._chunker(await self._embedder.refresh_model())
+        try:
+            await self._chunker(await self._embedder.refresh_model())
+        except (DependencyUnavailableError, DeadlineExceededError, OverloadedError) as error:
+            raise DependencyUnavailableError("EMBEDDER_UNAVAILABLE") from error
 
     async def process(self, lease: Lease) -> None:
         """Runs the stages. Raises LeaseLostError when the epoch is not held any more.
@@ -137,7 +148,7 @@ class DocumentProcessingService:
     ) -> Snapshot:
         began_at = await self._begin(lease, DocumentStatus.CHUNKING)
         with telemetry.span("chunk") as span:
-            chunks = await asyncio.to_thread(chunker.split, document, str(lease.document_id))
+            chunks = await _split(chunker, document, str(lease.document_id))
             if not chunks:
                 raise InvalidDocumentError("NO_TEXT")
             span.set_attribute("readymark.chunks", len(chunks))
@@ -284,6 +295,25 @@ class DocumentProcessingService:
                 # One model is loaded at a time; an older one's tokenizer would only hold memory.
                 self._chunkers = {model.fingerprint: chunker}
             return chunker
+
+
+async def _split(chunker: Chunker, document: ParsedDocument, document_id: str) -> list[Chunk]:
+    """Splits in a thread, which ends soon after this is cancelled: nobody waits for it any more."""
+    cancelled = threading.Event()
+
+    def go_on(done: int, total: int) -> None:
+        if cancelled.is_set():
+            raise _SplitCancelledError
+
+    try:
+        return await asyncio.to_thread(chunker.split, document, document_id, go_on)
+    except asyncio.CancelledError:
+        cancelled.set()
+        raise
+
+
+class _SplitCancelledError(Exception):
+    """Ends the thread; nobody waits for it any more."""
 
 
 def _index_chunks(chunks: Sequence[Chunk], collection_id: int) -> list[IndexedChunk]:

@@ -7,6 +7,7 @@ import dataclasses
 from shared.settings import setting
 
 PREFIX = "READYMARK_INGEST_"
+MAX_BEAT_SECONDS = 5.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +24,8 @@ class WorkSettings:
     chunk_overlap_tokens: int = 32
     parse_timeout_seconds: float = 120.0
     parse_memory_bytes: int = 2 << 30
+    # The same limit that `serve` accepts uploads by.
+    max_upload_bytes: int = 100 << 20
     embed_patience_seconds: float = 120.0
     sweep_seconds: float = 300.0
     orphan_grace_seconds: float = 3600.0
@@ -42,5 +45,5 @@ class WorkSettings:
 
     @property
     def heartbeat_seconds(self) -> float:
-        """A third of the lease: two beats may fail before it is lost."""
-        return self.lease_seconds / 3
+        """A third of the lease, so that two beats may fail; and soon: it also notices a cancelled job."""
+        return min(self.lease_seconds / 3, MAX_BEAT_SECONDS)

@@ -9,13 +9,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import os
 import secrets
 import signal
 import socket
 import sys
 
-from services.ingest.blobs import BlobStore, open_blob_store
+from services.ingest.blobs import BlobStore, BlobStoreError, open_blob_store
 from services.ingest.heartbeat import Heartbeat
 from services.ingest.parsing.limits import ParseLimits
 from services.ingest.parsing.sandbox import ParserPool
@@ -56,7 +57,7 @@ async def work(options: WorkSettings) -> int:
         if not await wait_for_database(pool, stopping):
             return 0
         await _run_worker(options, name, pool, stopping)
-    except (SchemaTooOldError, UnsupportedServerError) as error:
+    except (SchemaTooOldError, UnsupportedServerError, BlobStoreError) as error:
         print(f"readymark worker cannot start: {error}", file=sys.stderr)  # noqa: T201
         return 1
     finally:
@@ -126,6 +127,9 @@ def _processing(
             max_tokens=options.chunk_max_tokens, overlap_tokens=options.chunk_overlap_tokens
         ),
         parse_limits=ParseLimits(
-            wall_seconds=options.parse_timeout_seconds, memory_bytes=options.parse_memory_bytes
+            wall_seconds=options.parse_timeout_seconds,
+            cpu_seconds=math.ceil(options.parse_timeout_seconds),
+            memory_bytes=options.parse_memory_bytes,
+            max_input_bytes=options.max_upload_bytes,
         ),
     )

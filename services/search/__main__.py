@@ -112,8 +112,8 @@ def main() -> int:
         asyncio.run(_main(settings))
     except (SettingsError, PortTakenError, UnsupportedServerError) as error:
         for fault in str(error).splitlines():
-            telemetry.log_event(_logger, "cannot start", problem=fault)
-        return 1
+            telemetry.log_event(_logger, "cannot start", logging.ERROR, problem=fault)
+        return 2 if isinstance(error, SettingsError) else 1
     return 0
 
 

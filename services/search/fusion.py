@@ -4,7 +4,7 @@ Reciprocal rank fusion: a hit at rank r of a channel gets weight / (60 + r). Ran
 cosine and BM25 have no common scale. Equal weights are wrong in two cases, both measured:
 
 - The words of the query hardly occur. A question in English over Chinese documents shares
-  names and digits with wrong paragraphs only; equal weights took nDCG@10 from .84 to .58.
+  names and digits with wrong paragraphs only; equal weights took nDCG@10 from .84 to .61.
   So the keyword channel counts by its coverage: the share of the query's idf that the best
   keyword hit contains.
 - The model does not know the letters. Chinese under an English model is mostly unknown

@@ -67,7 +67,10 @@ def create_channel(
         # Servers take pings more often than every 20 s for an attack.
         ("grpc.keepalive_time_ms", 60_000),
         ("grpc.keepalive_timeout_ms", 10_000),
-        ("grpc.max_reconnect_backoff_ms", 5_000),
+        # A service that restarts is found again at once: its clients wait for it, not for a timer.
+        ("grpc.initial_reconnect_backoff_ms", 100),
+        ("grpc.min_reconnect_backoff_ms", 100),
+        ("grpc.max_reconnect_backoff_ms", 2_000),
     ]
     return _ObservedChannel(grpc.aio.insecure_channel(address, options=options))
 

@@ -9,7 +9,7 @@ import pytest
 from google.rpc import code_pb2
 from readymark.ingest.v1 import ingest_service_pb2 as pb
 from readymark_client.cli import main
-from readymark_client.cli.arguments import language_of
+from readymark_client.cli.arguments import language_of, parse
 from readymark_client.cli.printing import cut, display_width, one_line, pad, print_table
 
 
@@ -115,3 +115,13 @@ async def test_one_bad_file_does_not_stop_the_others(ingest, refuse, capsys, tmp
     assert results["none.txt"]["error"]["reason"] == "FILE_NOT_READABLE"
     assert results["good.txt"]["document"]["status"] == "PENDING"
     assert f"{folder}/bad.txt: Empty. [INVALID_DOCUMENT: EMPTY_DOCUMENT]" in printed.err
+
+
+def test_common_options_may_stand_before_the_command():
+    options = parse(["--language", "zh", "--json", "get", "list"], {})
+    assert (options.command, options.language, options.json, options.id) == (
+        "get",
+        "zh",
+        True,
+        "list",
+    )

@@ -127,12 +127,12 @@ def test_it_stops_while_it_still_waits_for_the_database(start: Callable[..., Pro
     assert time.monotonic() - begun < 10
 
 
-def test_a_wrong_setting_ends_it_with_one_and_is_named(start: Callable[..., Process]) -> None:
+def test_a_wrong_setting_ends_it_with_two_and_is_named(start: Callable[..., Process]) -> None:
     process = start(READYMARK_SEARCH_DATABASE_URL="", READYMARK_SEARCH_POOL_SIZE="many")
     entries = [process.wait_for("cannot start"), process.wait_for("cannot start")]
     assert "READYMARK_SEARCH_DATABASE_URL" in json.dumps(entries)
     assert "READYMARK_SEARCH_POOL_SIZE" in json.dumps(entries)
-    assert process.process.wait(10) == 1
+    assert process.process.wait(10) == 2
 
 
 def _address(entry: dict[str, Any]) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from readymark_client.asynchronous import (
@@ -30,7 +30,16 @@ environment: READYMARK_INGEST_ADDRESS, READYMARK_EMBEDDER_ADDRESS, READYMARK_SEA
 
 def parse(arguments: Sequence[str], environment: Mapping[str, str]) -> argparse.Namespace:
     """Returns the parsed line, the command's function as `run`; usage errors exit with 2."""
-    return _parser(environment).parse_args(arguments)
+    parser, commands = _parser(environment)
+    return parser.parse_args(_command_first(list(arguments), commands))
+
+
+def _command_first(words: list[str], commands: Collection[str]) -> list[str]:
+    """Common options may stand before the command, too: `readymark --language zh get ID`."""
+    for position, word in enumerate(words):
+        if word in commands:
+            return [word, *words[:position], *words[position + 1 :]]
+    return words
 
 
 def language_of(environment: Mapping[str, str]) -> str:
@@ -41,7 +50,7 @@ def language_of(environment: Mapping[str, str]) -> str:
     return "zh" if named.lower().startswith("zh") else "en"
 
 
-def _parser(environment: Mapping[str, str]) -> argparse.ArgumentParser:
+def _parser(environment: Mapping[str, str]) -> tuple[argparse.ArgumentParser, Collection[str]]:
     parser = argparse.ArgumentParser(
         prog="readymark",
         description="Submit documents, follow them to READY, search them.",
@@ -56,7 +65,7 @@ def _parser(environment: Mapping[str, str]) -> argparse.ArgumentParser:
     _add_document_commands(commands, shared)
     _add_list_commands(commands, shared)
     _add_search_commands(commands, shared)
-    return parser
+    return parser, commands.choices
 
 
 def _shared(environment: Mapping[str, str]) -> argparse.ArgumentParser:

@@ -26,6 +26,8 @@ _GAP_BETWEEN_WIDE = re.compile(f"(?<=[{_WIDE_CLASS}])[ \u00a0]+(?=[{_WIDE_CLASS}
 _SPACE = re.compile(r"\s+")
 _NUMBERS = re.compile(r"[\divxlc]+")
 _BULLET = re.compile(r"([•◦▪●■–\-*]|\(?\d{1,2}[.)、]|[（(][一二三四五六七八九十]+[)）])\s*\S")
+# The dots that lead from a title to its page in a table of contents.
+_LEADERS = re.compile(r"[ \u00a0]*(?:[.．·․‥…][ \u00a0]*){4,}")
 _KEEPS_HYPHEN = re.compile(r"[/._\d]")
 # PDFium puts U+0002 where a word was parted at the end of a line; some fonts give U+FFFE.
 _HYPHENS = ("\x02", "\ufffe", "\u00ad")
@@ -93,7 +95,8 @@ def read_lines(text_page: pypdfium2.PdfTextPage) -> list[Line]:
     position = 0
     for printed in text.split("\r\n"):
         stripped = printed.strip()
-        if stripped:
+        content = _without_leaders(stripped)
+        if content:
             first = position + len(printed) - len(printed.lstrip())
             last = first + len(stripped) - 1
             if not is_aligned:
@@ -104,7 +107,7 @@ def read_lines(text_page: pypdfium2.PdfTextPage) -> list[Line]:
             pdfium.FPDFText_GetCharBox(raw, last, *box)
             # Not of the first character: bullets and initials have a size of their own.
             size = pdfium.FPDFText_GetFontSize(raw, (first + last) // 2)
-            lines.append(Line(stripped, left, box[1].value, bottom, top, size))
+            lines.append(Line(content, left, box[1].value, bottom, top, size))
         position += len(printed) + 2
     return lines
 
@@ -262,3 +265,7 @@ def _finish(text: str) -> str:
     for hyphen in _HYPHENS:
         text = text.replace(hyphen, "-" if text.endswith(hyphen) else "")
     return _GAP_BETWEEN_WIDE.sub("", text)
+
+
+def _without_leaders(text: str) -> str:
+    return _LEADERS.sub(" ", text).strip()

@@ -9,15 +9,27 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
+import psycopg
 from psycopg import AsyncConnection, sql
-from psycopg.rows import DictRow, dict_row
+from psycopg.rows import DictRow
 
+from shared import postgres
 from shared.postgres import require_supported_server
 from shared.telemetry import log_event
 
 _FOLDER = Path(__file__).parent.parent / "migrations"
 _LOCK = 7_264_013
+# A dump restored into a new server brings transaction ids that this server has not reached; a
+# watcher would take those rows for changes for ever.
+_PULL_BACK_CHANGES = (
+    "UPDATE readymark.document_versions SET changed_xid = pg_current_xact_id() "
+    "WHERE changed_xid > pg_current_xact_id()"
+)
 _logger = logging.getLogger(__name__)
+
+
+class MigrationError(Exception):
+    """The database could not be brought up to date; the text says what is missing."""
 
 
 class SchemaTooOldError(Exception):
@@ -31,11 +43,23 @@ def migration_files() -> list[Path]:
 async def migrate(url: str) -> list[str]:
     """Brings the database at `url` up to date; returns the names of what was applied.
 
-    Raises UnsupportedServerError when PostgreSQL or pgvector is too old.
+    Raises UnsupportedServerError when PostgreSQL or pgvector is too old, DependencyUnavailableError
+    when nobody answers, MigrationError when the role may not do it.
     """
-    connection = await AsyncConnection[DictRow].connect(
-        url, autocommit=True, row_factory=dict_row, application_name="readymark-migrate"
-    )
+    try:
+        return await _migrate(url)
+    except psycopg.errors.InsufficientPrivilege as error:
+        raise MigrationError(
+            f"The role that migrates lacks a right: {error.diag.message_primary}. It needs CREATE on the "
+            "database, CREATEROLE (or the roles readymark_ingest and readymark_searcher made beforehand, "
+            "with ADMIN on both), and the extension vector, which a superuser may have to create first."
+        ) from error
+    except psycopg.OperationalError as error:
+        raise MigrationError(f"The database cannot be reached: {str(error).splitlines()[0]}") from error
+
+
+async def _migrate(url: str) -> list[str]:
+    connection = await postgres.dedicated(url, application_name="readymark-migrate")
     async with connection:
         await require_supported_server(connection)
         await connection.execute("SELECT pg_advisory_lock(%s)", (_LOCK,))
@@ -66,6 +90,7 @@ async def _apply(connection: AsyncConnection[DictRow]) -> list[str]:
             )
         log_event(_logger, "migration applied", name=path.stem)
         applied.append(path.stem)
+    await connection.execute(_PULL_BACK_CHANGES)
     return applied
 
 

@@ -176,3 +176,19 @@ def test_a_page_tree_that_lies_ends_with_a_named_reason(objects: list[bytes]) ->
     with pytest.raises(InvalidDocumentError) as caught:
         parse_bytes(files.assemble(objects))
     assert caught.value.reason in {"CORRUPT_FILE", "TOO_MANY_PAGES", "NO_TEXT"}
+
+
+def test_the_dots_of_a_table_of_contents_are_no_text() -> None:
+    page = files.lines(
+        [
+            "1 Getting started . . . . . . . . . . . . . . 7",
+            "2 Going on ................ 12",
+            ". . . . . . . . . . . . .",
+            "It ends here...",
+        ]
+    )
+    text = parse_bytes(files.pdf([page])).document.text
+    assert "Getting started 7" in text
+    assert "Going on 12" in text
+    assert ". ." not in text
+    assert "It ends here..." in text

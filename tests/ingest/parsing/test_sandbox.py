@@ -246,7 +246,7 @@ print("main", flush=True)
 def note(pid, server):
     other = os.fork()
     if other == 0:
-        time.sleep(60)
+        time.sleep(60)  # why: it only has to outlive the worker
         os._exit(0)
     print(pid, server, other, flush=True)
 async def main():
