@@ -166,7 +166,7 @@ class CatalogService:
         async with postgres.connect(self._pool) as connection:
             state = await _get_state(connection, parsed)
             if _is_uuid(asset):
-                found = await states.find_asset(connection, parsed.document_id, asset)
+                found = await states.find_asset(connection, parsed.document_id, str(uuid.UUID(asset)))
         if not asset:
             found = AssetFile(state.blob_sha256, state.media_type, state.size_bytes)
         if found is None:

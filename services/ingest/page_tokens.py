@@ -39,6 +39,8 @@ def decode(token: str, list_name: str, *kinds: type) -> list[Any] | None:
         digest, *key = json.loads(base64.urlsafe_b64decode(token + "=" * (-len(token) % 4)))
         if digest != _digest(list_name) or [type(value) for value in key] != list(kinds):
             raise ValueError(token)
+        if any(isinstance(value, int) and not 0 <= value < 1 << 63 for value in key):
+            raise ValueError(token)
     except (ValueError, TypeError, RecursionError, binascii.Error):
         raise InvalidArgumentError("PAGE_TOKEN_INVALID", field="page_token") from None
     return key

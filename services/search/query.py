@@ -14,7 +14,7 @@ DEFAULT_TOP_K = 10
 MAX_TOP_K = 200
 MAX_DOCUMENTS = 1_000
 
-_PARENT = re.compile(r"collections/(?P<collection>[^/\s]{1,128})")
+_PARENT = re.compile(r"collections/(?P<collection>[^/\s\0]{1,128})")
 _DOCUMENT = re.compile(r"collections/(?P<collection>[^/\s]{1,128})/documents/(?P<document>[0-9A-Fa-f-]{36})")
 ANY_COLLECTION = "-"
 

@@ -54,7 +54,7 @@ LIMIT %(max_attempts)s
 -- name: find_snapshot
 SELECT v.number AS version_number, s.file_key, s.file_sha256
 FROM snapshots s JOIN document_versions v USING (version_id)
-WHERE v.document_id = %(document_id)s AND (%(version_number)s::integer = 0 OR v.number = %(version_number)s)
+WHERE v.document_id = %(document_id)s AND (%(version_number)s::bigint = 0 OR v.number = %(version_number)s)
 ORDER BY v.number DESC
 LIMIT 1
 
