@@ -128,7 +128,7 @@ async def test_d4_d5_cancelling_says_why_and_retrying_by_hand_clears_it(api: Api
 
 
 @pytest.mark.parametrize("situation", SITUATIONS)
-async def test_d26_delete_leaves_no_row_and_no_file(api: Api, situation: str) -> None:
+async def test_d26_j18_delete_leaves_no_row_and_no_file(api: Api, situation: str) -> None:
     document = await bring_to(api, situation)
     await api.stub.DeleteDocument(pb.DeleteDocumentRequest(name=document.name))
     counts = await count_rows(api.pool)
@@ -147,7 +147,7 @@ async def test_d26_delete_leaves_no_row_and_no_file(api: Api, situation: str) ->
 
 @pytest.mark.parametrize("verb", ["cancel", "delete"])
 @pytest.mark.parametrize("stage", [None, *STAGES])
-async def test_a_worker_of_a_cancelled_or_deleted_document_writes_nothing(
+async def test_j14_a_worker_of_a_cancelled_or_deleted_document_writes_nothing(
     api: Api, verb: str, stage: DocumentStatus | None
 ) -> None:
     document = (await upload(api.stub)).document

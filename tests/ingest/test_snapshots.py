@@ -114,7 +114,7 @@ def test_missing_chunks_are_noticed() -> None:
         read_snapshot(write_snapshot(dataclasses.replace(SNAPSHOT, chunks=(chunk(0), chunk(2)))))
 
 
-def test_an_attempt_goes_on_only_with_the_same_bytes_and_rules() -> None:
+def test_j17_an_attempt_goes_on_only_with_the_same_bytes_and_rules() -> None:
     assert is_resumable(SNAPSHOT, "b" * 64, "parser", "chunker")
     assert not is_resumable(SNAPSHOT, "c" * 64, "parser", "chunker")
     assert not is_resumable(SNAPSHOT, "b" * 64, "newer", "chunker")

@@ -121,7 +121,7 @@ async def test_a_replacement_is_built_beside_the_served_version(api: Api) -> Non
 @pytest.mark.parametrize(
     "stage", [None, *[s for s in DocumentStatus if s not in ("PENDING", "READY", "FAILED")]]
 )
-async def test_d28_an_unfinished_version_is_superseded_whatever_its_stage(
+async def test_d28_j18_an_unfinished_version_is_superseded_whatever_its_stage(
     api: Api, stage: DocumentStatus | None
 ) -> None:
     await upload(api.stub, source_key="k")

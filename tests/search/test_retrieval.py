@@ -55,7 +55,7 @@ async def test_a_collection_without_ready_documents_is_empty_and_exhausted(
 
 
 @pytest.mark.parametrize("exact_max_candidates", [0, 10_000])
-async def test_ten_hits_come_although_95_of_100_documents_are_not_ready(
+async def test_d3_ten_hits_come_although_95_of_100_documents_are_not_ready(
     corpus: Corpus,
     make_searcher: Callable[..., Searcher],
     embedder: GivenVectors,

@@ -266,7 +266,7 @@ async def test_j14_two_publications_at_once_end_in_one(pool: Pool) -> None:
     assert await rows.pair(pool, submitted) == ("READY", "SUCCEEDED")
 
 
-async def test_a_backend_that_dies_in_the_middle_of_publishing_leaves_nothing_and_the_retry_succeeds(
+async def test_d1_a_backend_that_dies_in_the_middle_of_publishing_leaves_nothing_and_the_retry_succeeds(
     pool: Pool,
 ) -> None:
     submitted = await rows.submit(pool)
@@ -291,7 +291,7 @@ async def test_a_backend_that_dies_in_the_middle_of_publishing_leaves_nothing_an
     assert len(await visible(pool)) == 20
 
 
-async def test_a_new_version_replaces_the_served_one_at_once(pool: Pool) -> None:
+async def test_d3_a_new_version_replaces_the_served_one_at_once(pool: Pool) -> None:
     first = await publish_document(pool, "old one", "old two", "same")
     seen: set[tuple[str, ...]] = set()
     done = asyncio.Event()

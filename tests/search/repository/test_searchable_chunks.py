@@ -49,7 +49,7 @@ def collection_of(space: Space, name: str = "c") -> Collection:
 
 
 @pytest.mark.parametrize("status", ["PENDING", "PARSING", "CHUNKING", "EMBEDDING", "INDEXING", "FAILED"])
-def test_the_database_refuses_a_chunk_of_a_version_that_is_not_ready(corpus: Corpus, status: str) -> None:
+def test_d3_the_database_refuses_a_chunk_of_a_version_that_is_not_ready(corpus: Corpus, status: str) -> None:
     space = corpus.create_collection("c")
     document_id, version_id = corpus.add_unready_document(space, status)
     with pytest.raises(errors.ForeignKeyViolation), corpus.connection.transaction():
@@ -57,7 +57,7 @@ def test_the_database_refuses_a_chunk_of_a_version_that_is_not_ready(corpus: Cor
     assert corpus.connection.execute(f"SELECT count(*) FROM {space.chunk_table}").fetchone() == (0,)
 
 
-def test_the_database_refuses_a_chunk_that_lies_about_its_status(corpus: Corpus) -> None:
+def test_d3_the_database_refuses_a_chunk_that_lies_about_its_status(corpus: Corpus) -> None:
     space = corpus.create_collection("c")
     corpus.add_document(space, ["word"], random_units(1))
     with pytest.raises(errors.CheckViolation):
@@ -88,7 +88,7 @@ def test_a_chunk_of_another_collection_than_its_version_is_refused(corpus: Corpu
 # --- The role --------------------------------------------------------------------------------
 
 
-def test_the_search_role_reads_views_and_nothing_else(
+def test_d3_the_search_role_reads_views_and_nothing_else(
     database_urls: Mapping[str, str], corpus: Corpus
 ) -> None:
     space = corpus.create_collection("c")
