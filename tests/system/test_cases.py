@@ -305,7 +305,7 @@ async def test_an_embedder_that_is_away_costs_time_and_no_attempt(cluster: Clust
         embedder_of(cluster).kill()
         waiting = [(await client.submit(text_with(f"waiting{n}"))).document_id for n in range(5)]
         # Three leases, and with the delays of this cluster time enough to use up every attempt.
-        await asyncio.sleep(6)
+        await asyncio.sleep(6)  # why: three leases of two seconds
         states = [await client.get(document_id) for document_id in waiting]
         assert {str(state.status) for state in states} == {"PENDING"}
         cluster.fake_embedder(control_file(cluster))
@@ -408,7 +408,7 @@ async def test_users_and_crashes_at_random_leave_no_orphan(cluster: Cluster) -> 
 
         async def destroy() -> None:
             for turn in ("worker", "postgres", "worker"):
-                await asyncio.sleep(3)
+                await asyncio.sleep(3)  # why: the next blow falls while they work
                 if turn == "postgres":
                     # When one backend is killed, PostgreSQL ends all of them and recovers from its log.
                     pids = await rows.execute(
