@@ -147,8 +147,16 @@ SENTENCES: Mapping[str, tuple[str, str]] = {
         "文档 {document} 没有资源 {asset}。",
     ),
     "BLOB_MISSING": (
-        "The stored original of the document is missing; submit the document again.",
-        "文档的原始文件已丢失；请重新提交。",
+        "The stored original is missing; submit the same file again, then retry the document.",
+        "文档的原始文件已丢失；请重新提交同一文件，然后重试该文档。",
+    ),
+    "BLOB_DAMAGED": (
+        "The stored original is not what was submitted; submit the same file again, then retry the document.",
+        "存储的原始文件与提交内容不一致；请重新提交同一文件，然后重试该文档。",
+    ),
+    "MODEL_UNSUITABLE": (
+        "The embedding model cannot be used here: {cause}; start the embedder with another model.",
+        "该向量模型无法使用：{cause}；请换用其他模型启动向量化服务。",
     ),
     "DOCUMENT_EXISTS": (
         "The same document is there already as {document}; choose another duplicate policy to replace it.",

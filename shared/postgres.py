@@ -73,6 +73,9 @@ async def connect(pool: Pool) -> AsyncIterator[Connection]:
         raise OverloadedError("OVERLOADED", retry_after_seconds=1.0) from error
     except psycopg.errors.QueryCanceled as error:
         raise DeadlineExceededError("DEADLINE_EXCEEDED") from error
+    except psycopg.errors.ProgramLimitExceeded:
+        # A subclass of OperationalError, but no retry can help: it is for the caller to prevent.
+        raise
     except CONNECTION_ERRORS as error:
         raise DependencyUnavailableError("DATABASE_UNAVAILABLE") from error
 

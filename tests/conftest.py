@@ -9,6 +9,9 @@ from collections.abc import Iterator
 
 import pytest
 
+# Tests start processes while gRPC threads run; set before anything imports gRPC.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+
 from deploy.local.embedded_postgres import INGEST, MIGRATOR, SEARCHER, EmbeddedPostgres
 from services.ingest.repository import migrating
 from tests.support.databases import Database, running_server

@@ -23,6 +23,9 @@ from typing import Any
 from deploy.local.console import StackError, tell
 from deploy.local.data_folder import DataFolder, default_data_dir, process_lives
 
+# This process starts others while gRPC threads run; gRPC's handlers for forks would get in the way.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+
 DEFAULT_PORTS = {"ingest": 7401, "embedder": 7402, "search": 7403}
 # A stack that was killed: its guard needs a moment to stop PostgreSQL.
 LEFTOVER_SECONDS = 60.0

@@ -19,6 +19,9 @@ USAGE = "usage: python -m services.ingest serve|work|migrate"
 
 
 def main(arguments: list[str]) -> int:
+    # Parsers are forked by a server that is started by fork and exec; gRPC's handlers for forks would
+    # only get in the way there. Set before anything imports gRPC.
+    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
     if arguments not in (["serve"], ["work"], ["migrate"]):
         print(USAGE, file=sys.stderr)  # noqa: T201
         return 2

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import dataclasses
 import datetime
+import hashlib
 import os
 import re
 import time
@@ -137,16 +138,33 @@ class BlobStore:
                 for start in range(0, len(view), chunk_size):
                     yield bytes(view[start : start + chunk_size])
 
-    async def download_to(self, key: str, path: Path) -> None:
-        """Writes the file to `path`, with constant memory."""
-        with path.open("wb") as file:
-            async for piece in self.iterate(key, 1 << 20):
-                await asyncio.to_thread(file.write, piece)
+    async def download_to(self, key: str, path: Path) -> str:
+        """Writes the file to `path`, with constant memory; returns the SHA-256 of what came, in hex."""
+        taken = hashlib.sha256()
+        try:
+            with path.open("wb") as file:
+                async for piece in self.iterate(key, 1 << 20):
+                    taken.update(piece)
+                    await asyncio.to_thread(file.write, piece)
+        except OSError as error:
+            # Of this machine's disk, most likely full.
+            raise DependencyUnavailableError("STORAGE_UNAVAILABLE") from error
+        return taken.hexdigest()
+
+    async def probe(self) -> None:
+        """Writes and removes a small file; raises DependencyUnavailableError while that is not possible."""
+        key = f"{UPLOAD_PREFIX}probe-{uuid.uuid4()}"
+        await self.put_bytes(key, bytes(1 << 16))
+        await self.delete(key)
 
     async def delete(self, key: str) -> None:
         """Removes `key`; one that is not there is fine."""
         with _translated(key), contextlib.suppress(FileNotFoundError):
             await obstore.delete_async(self._store, key)
+        if self._folder is not None and key.startswith(SNAPSHOT_PREFIX):
+            # A folder a job would stay behind for ever; one that is not empty stays by itself.
+            with contextlib.suppress(OSError):
+                (self._folder / key).parent.rmdir()
 
     async def list_keys(self, prefix: str) -> AsyncIterator[StoredFile]:
         """Yields the files whose keys start with the folders of `prefix`, in no order."""

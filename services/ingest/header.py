@@ -20,6 +20,8 @@ from services.ingest.parsing.accepted import ACCEPTED
 from shared.errors import InvalidArgumentError, InvalidDocumentError
 
 MAX_METADATA_BYTES = 64 << 10
+# An entry of an index has a limit in bytes, and a character may take four.
+MAX_FIELD_BYTES = 2048
 MAX_SOURCE_KEY_CHARACTERS = 1024
 MAX_DISPLAY_NAME_CHARACTERS = 255
 MAX_MEDIA_TYPE_CHARACTERS = 255
@@ -148,6 +150,11 @@ def _plain_text(field: str, text: str, max_characters: int) -> str:
             problem="TOO_MANY_CHARACTERS",
             actual=len(text),
             limit=max_characters,
+        )
+    size = len(text.encode("utf-8", "surrogatepass"))
+    if size > MAX_FIELD_BYTES:
+        raise InvalidArgumentError(
+            "FIELD_INVALID", field=field, problem="TOO_MANY_BYTES", actual=size, limit=MAX_FIELD_BYTES
         )
     if any(unicodedata.category(letter) in ("Cc", "Cs") for letter in text):
         raise InvalidArgumentError("FIELD_INVALID", field=field, problem="CONTROL_CHARACTERS")

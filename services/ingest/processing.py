@@ -48,6 +48,8 @@ from shared.postgres import Pool
 # Chunks that one statement batch of INDEXING carries; bounds memory, not speed.
 INDEX_BATCH = 200
 PROGRESS_SECONDS = 0.5
+# A row with its vector must fit a page; create_vector_space() has the same limit.
+MAX_DIMENSION = 3500
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +79,8 @@ class DocumentProcessingService:
         self._parse_limits = parse_limits
         self._chunkers: dict[str, Chunker] = {}
         self._chunker_lock = asyncio.Lock()
+        # After a fault of the storage it is tried before anything more is claimed.
+        self._storage_failed = False
 
     async def ready(self) -> None:
         """Returns when the embedder answers and its tokenizer is loaded; raises what it raises otherwise.
@@ -85,10 +89,18 @@ class DocumentProcessingService:
         comes first because loading it takes a second or two and holds the interpreter, which no
         lease should have to outlast.
         """
+        if self._storage_failed:
+            await self._blobs.probe()
+            self._storage_failed = False
         try:
-            await self._chunker(await self._embedder.refresh_model())
+            model = await self._embedder.refresh_model()
+            if model.dimension > MAX_DIMENSION:
+                raise ValueError(f"its vectors have {model.dimension} numbers, the limit is {MAX_DIMENSION}")
+            await self._chunker(model)
         except (DependencyUnavailableError, DeadlineExceededError, OverloadedError) as error:
             raise DependencyUnavailableError("EMBEDDER_UNAVAILABLE") from error
+        except ValueError as error:
+            raise DependencyUnavailableError("MODEL_UNSUITABLE", cause=error) from error
 
     async def process(self, lease: Lease) -> None:
         """Runs the stages. Raises LeaseLostError when the epoch is not held any more.
@@ -100,6 +112,13 @@ class DocumentProcessingService:
         3. INDEXING: one transaction writes the chunks and sets READY and SUCCEEDED. A crash
            before its commit leaves nothing visible, after it everything.
         """
+        try:
+            await self._process(lease)
+        except DependencyUnavailableError as error:
+            self._storage_failed |= error.reason == "STORAGE_UNAVAILABLE"
+            raise
+
+    async def _process(self, lease: Lease) -> None:
         model = await self._embedder.refresh_model()
         chunker = await self._chunker(model)
         snapshot = await self._resumable_snapshot(lease, chunker)
@@ -129,7 +148,8 @@ class DocumentProcessingService:
         await self._begin(lease, DocumentStatus.PARSING)
         with telemetry.span("parse", {"readymark.bytes": lease.size_bytes}):
             original = folder / "original"
-            await self._blobs.download_to(blob_key(lease.blob_sha256), original)
+            if await self._blobs.download_to(blob_key(lease.blob_sha256), original) != lease.blob_sha256:
+                raise ResourceNotFoundError("BLOB_DAMAGED")
             progress = _Progress(self._pool, lease, "pages")
             try:
                 return await self._parsers.parse(

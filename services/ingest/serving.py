@@ -89,6 +89,7 @@ def _servicer(
             terms=terms,
             max_upload_bytes=options.max_upload_bytes,
             idle_seconds=options.upload_idle_seconds,
+            max_uploads=options.max_uploads,
         ),
         CatalogService(pool, blobs, terms=terms),
         WatchService(pool, feed, heartbeat_seconds=options.watch_heartbeat_seconds),

@@ -23,6 +23,8 @@ class ServeSettings:
     pool_size: int = 8
     max_upload_bytes: int = 100 << 20
     upload_idle_seconds: float = 15.0
+    # At once; each holds up to 6 MiB while its bytes come.
+    max_uploads: int = 64
     watch_poll_seconds: float = 0.2
     watch_heartbeat_seconds: float = 10.0
     shutdown_grace_seconds: float = 10.0
@@ -32,7 +34,7 @@ class ServeSettings:
     lease_seconds: float = 60.0
 
     def __post_init__(self) -> None:
-        at_least_one = ("pool_size", "max_upload_bytes", "max_attempts", "lease_seconds")
+        at_least_one = ("pool_size", "max_upload_bytes", "max_uploads", "max_attempts", "lease_seconds")
         spans = ("upload_idle_seconds", "watch_poll_seconds", "watch_heartbeat_seconds")
         not_negative = ("retry_delay_seconds", "shutdown_grace_seconds")
         faults = [f"{_variable(name)} must be at least 1" for name in at_least_one if getattr(self, name) < 1]

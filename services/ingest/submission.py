@@ -35,11 +35,13 @@ from shared.errors import (
     DeadlineExceededError,
     InvalidArgumentError,
     InvalidDocumentError,
+    OverloadedError,
     ResourceNotFoundError,
 )
 from shared.postgres import Connection, Pool
 
 MAX_INLINE_BYTES = 1 << 20
+BUSY_RETRY_SECONDS = 1.0
 _BYTE_ORDER_MARKS = (b"\xff\xfe", b"\xfe\xff", b"\x00\x00\xfe\xff")
 
 
@@ -81,6 +83,7 @@ class SubmissionService:
         terms: JobTerms,
         max_upload_bytes: int,
         idle_seconds: float,
+        max_uploads: int,
     ) -> None:
         self._pool = pool
         self._blobs = blobs
@@ -88,9 +91,23 @@ class SubmissionService:
         self._terms = terms
         self._max_upload_bytes = max_upload_bytes
         self._idle_seconds = idle_seconds
+        self._max_uploads = max_uploads
+        self._uploads = 0
 
     async def upload(self, frames: AsyncIterator[Frame]) -> Submitted:
-        """Takes header, data and trailer; a header that will not do is refused before any data is read."""
+        """Takes header, data and trailer; a header that will not do is refused before any data is read.
+
+        Each upload holds some megabytes, so there is a limit; OverloadedError beyond it.
+        """
+        if self._uploads >= self._max_uploads:
+            raise OverloadedError("OVERLOADED", retry_after_seconds=BUSY_RETRY_SECONDS)
+        self._uploads += 1
+        try:
+            return await self._upload(frames)
+        finally:
+            self._uploads -= 1
+
+    async def _upload(self, frames: AsyncIterator[Frame]) -> Submitted:
         sent = await self._next(frames)
         if not isinstance(sent, DocumentHeader):
             raise InvalidArgumentError("HEADER_EXPECTED", field="header")

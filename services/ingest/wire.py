@@ -23,7 +23,14 @@ from services.ingest.repository.states import Attempt, DocumentState, QueueStats
 from services.ingest.submission import Frame, Trailer
 from services.ingest.watching import Changed, Deleted, SignOfLife, Snapshot, Told
 from shared import messages
-from shared.errors import BY_CODE, ConflictError, InternalError, LeaseLostError, ReadymarkError
+from shared.errors import (
+    BY_CODE,
+    ConflictError,
+    InternalError,
+    InvalidArgumentError,
+    LeaseLostError,
+    ReadymarkError,
+)
 from shared.rpc.status import to_rpc_status
 
 # Failures that are stored but never raised, by the error that comes closest.
@@ -64,8 +71,10 @@ def inline_content(request: pb.CreateDocumentRequest) -> bytes:
 
 
 def document_status(value: pb.DocumentStatus.ValueType) -> DocumentStatus | None:
-    """Returns None for "unspecified" and for a status that this release does not know."""
-    name = pb.DocumentStatus.Name(value) if value in pb.DocumentStatus.values() else ""
+    """Returns None for "unspecified"; raises InvalidArgumentError for one this release does not know."""
+    if value not in pb.DocumentStatus.values():
+        raise InvalidArgumentError("FIELD_INVALID", field="status", problem="UNKNOWN_VALUE")
+    name = pb.DocumentStatus.Name(value)
     return next((status for status in DocumentStatus if name == f"DOCUMENT_STATUS_{status}"), None)
 
 
@@ -262,7 +271,10 @@ def _locator(locator: Locator) -> types_pb2.Locator:
 
 
 def _duplicate_policy(value: pb.DuplicatePolicy.ValueType) -> DuplicatePolicy:
-    name = pb.DuplicatePolicy.Name(value) if value in pb.DuplicatePolicy.values() else ""
+    # Never guessed: a policy of a newer release may mean anything but to replace.
+    if value not in pb.DuplicatePolicy.values():
+        raise InvalidArgumentError("FIELD_INVALID", field="duplicate_policy", problem="UNKNOWN_VALUE")
+    name = pb.DuplicatePolicy.Name(value)
     known = (policy for policy in DuplicatePolicy if name == f"DUPLICATE_POLICY_{policy}")
     return next(known, DuplicatePolicy.UNSPECIFIED)
 

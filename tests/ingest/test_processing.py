@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import hashlib
 from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
 
 import pytest
 
@@ -280,6 +281,43 @@ async def test_a_lost_original_is_a_permanent_error(bench: Bench) -> None:
     await rows.submit(bench.pool, content=b"never stored")
     with pytest.raises(ResourceNotFoundError):
         await bench.service.process(await rows.claim(bench.pool))
+
+
+async def test_a_damaged_original_never_becomes_ready(bench: Bench, blob_folder: Path) -> None:
+    submitted = await bench.submit(TEXT)
+    (stored,) = [path for path in (blob_folder / "blobs").rglob("*") if path.is_file()]
+    stored.write_bytes(b"Something else altogether.")
+    with pytest.raises(ResourceNotFoundError) as refused:
+        await bench.service.process(await rows.claim(bench.pool))
+    assert refused.value.reason == "BLOB_DAMAGED"
+    assert await rows.pair(bench.pool, submitted) == ("PARSING", "RUNNING")
+
+
+async def test_after_a_fault_of_the_storage_nothing_is_claimed_until_it_works_again(
+    bench: Bench, blob_folder: Path
+) -> None:
+    """An outage must not use up the attempts of the whole queue."""
+    await bench.submit(TEXT)
+    obstacle = blob_folder / "snapshots"
+    obstacle.write_text("a file where the folder should be")
+    with pytest.raises(DependencyUnavailableError):
+        await bench.service.process(await rows.claim(bench.pool))
+    (blob_folder / "uploads").write_text("and another")
+    with pytest.raises(DependencyUnavailableError) as refused:
+        await bench.service.ready()
+    assert refused.value.reason == "STORAGE_UNAVAILABLE"
+    obstacle.unlink()
+    (blob_folder / "uploads").unlink()
+    await bench.service.ready()
+
+
+async def test_a_model_that_cannot_be_used_is_waited_out_and_named(bench: Bench) -> None:
+    for behaviour in ({"dimension": 5000}, {"dimension": 9, "max_input_tokens": 4}):
+        for name, value in behaviour.items():
+            setattr(bench.embedder.behaviour, name, value)
+        with pytest.raises(DependencyUnavailableError) as refused:
+            await bench.service.ready()
+        assert refused.value.reason == "MODEL_UNSUITABLE"
 
 
 async def test_d29_another_model_is_refused_and_writes_nothing(bench: Bench) -> None:

@@ -15,7 +15,7 @@ from readymark.ingest.v1 import ingest_service_pb2 as pb
 from services.ingest.blobs import blob_key
 from services.ingest.header import DocumentHeader
 from services.ingest.repository import documents
-from services.ingest.submission import SubmissionService
+from services.ingest.submission import Frame, SubmissionService, Trailer
 from shared import postgres
 from shared.errors import (
     ConflictError,
@@ -24,6 +24,7 @@ from shared.errors import (
     InvalidArgumentError,
     InvalidDocumentError,
     ModelMismatchError,
+    OverloadedError,
     ReadymarkError,
     ResourceNotFoundError,
 )
@@ -209,6 +210,25 @@ async def test_data_before_the_header_and_a_second_header_are_refused(api: Api) 
     await assert_nothing_kept(api)
 
 
+@pytest.mark.parametrize("character", ["a", "键", "😀"])
+async def test_a_key_that_no_index_could_hold_is_refused_by_its_bytes(api: Api, character: str) -> None:
+    longest = 2048 // len(character.encode())
+    key = character * min(longest, 1024)
+    assert (await upload(api.stub, b"x", source_key=key)).created
+    if longest < 1024:
+        with pytest.raises(InvalidArgumentError) as caught:
+            await upload(api.stub, b"y", source_key=character * (longest + 1))
+        assert caught.value.parameters["problem"] == "TOO_MANY_BYTES"
+
+
+async def test_a_policy_of_another_release_is_refused_not_guessed(api: Api) -> None:
+    with pytest.raises(InvalidArgumentError) as caught:
+        await upload(api.stub, duplicate_policy=77)
+    assert caught.value.parameters["field"] == "duplicate_policy"
+    with pytest.raises(InvalidArgumentError):
+        await api.stub.ListDocuments(pb.ListDocumentsRequest(parent="collections/-", status=77))
+
+
 async def test_a_stalled_upload_is_ended_and_leaves_nothing(start_api: StartApi) -> None:
     api = await start_api(upload_idle_seconds=0.2)
 
@@ -372,7 +392,34 @@ async def _submission_with(api: Api, embedder: Embedder | None) -> SubmissionSer
         terms=JobTerms(max_attempts=3, retry_delay_seconds=1, lease_seconds=60),
         max_upload_bytes=1000,
         idle_seconds=10,
+        max_uploads=2,
     )
+
+
+async def test_more_uploads_than_fit_are_told_to_come_back(api: Api) -> None:
+    """Each upload holds some megabytes: without a limit idle clients could take all the memory."""
+    submission = await _submission_with(api, None)
+    begun, release = asyncio.Semaphore(0), asyncio.Event()
+
+    async def frames(held: bool) -> AsyncIterator[Frame]:
+        yield DocumentHeader(
+            parent="collections/tests", display_name=f"{held}.txt", duplicate_policy="KEEP_BOTH"
+        )
+        if held:
+            begun.release()
+            await release.wait()
+        yield b"text"
+        yield Trailer(hashlib.sha256(b"text").hexdigest(), 4)
+
+    holding = [asyncio.create_task(submission.upload(frames(held=True))) for _ in range(2)]
+    for _ in holding:
+        await begun.acquire()
+    with pytest.raises(OverloadedError) as refused:
+        await submission.upload(frames(held=False))
+    assert refused.value.retry_after_seconds == 1.0
+    release.set()
+    await asyncio.gather(*holding)
+    assert (await submission.upload(frames(held=False))).created
 
 
 async def test_d29_a_collection_of_another_model_takes_no_document(api: Api) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import bisect
 import dataclasses
 import hashlib
+import re
 import uuid
 from collections.abc import Callable, Sequence
 
@@ -18,6 +19,7 @@ from services.ingest.chunking.units import Unit, halve, make_units
 from services.ingest.model import Block, BlockKind, Chunk, Locator, ParsedDocument, Warning
 
 # Counted up with every change of what comes out; old snapshots are rebuilt then.
+_NEWLINE = re.compile("\n")
 CHUNKER_VERSION = 1
 # The model's own prefix may merge with the first token otherwise than counted apart.
 _MARGIN_TOKENS = 1
@@ -87,8 +89,9 @@ class Chunker:
         packer = Packer(document, self._counter, room=self._room, overlap_tokens=self._overlap_tokens)
         drafts = packer.pack(units)
         verified = self._verify(document, drafts, lambda done: report(len(document.text) + done, total))
+        newlines = [match.start() for match in _NEWLINE.finditer(document.text)]
         chunks = [
-            _make_chunk(document, document_id, ordinal, item, self._overhead)
+            _make_chunk(document, document_id, ordinal, item, self._overhead, newlines)
             for ordinal, item in enumerate(verified)
         ]
         report(total, total)
@@ -159,14 +162,19 @@ def _halve(document: ParsedDocument, draft: Draft) -> list[Draft]:
 
 
 def _make_chunk(
-    document: ParsedDocument, document_id: str, ordinal: int, item: _Verified, overhead: int
+    document: ParsedDocument,
+    document_id: str,
+    ordinal: int,
+    item: _Verified,
+    overhead: int,
+    newlines: Sequence[int],
 ) -> Chunk:
     units = item.draft.units
     blocks = [document.blocks[index] for index in dict.fromkeys(unit.block for unit in units)]
     body = next((block for block in blocks if block.kind is not BlockKind.HEADING), blocks[-1])
     text_hash = hashlib.sha256(item.text.encode()).hexdigest()
     pages = [block.locator.page for block in blocks if block.locator.page is not None]
-    first_line, last_line = _lines(document, blocks, item.start, item.end)
+    first_line, last_line = _lines(newlines, blocks, item.start, item.end)
     return Chunk(
         # The ordinal parts equal texts of one document.
         chunk_id=str(uuid.uuid5(uuid.UUID(document_id), f"{CHUNKER_VERSION}:{ordinal}:{text_hash}")),
@@ -189,19 +197,20 @@ def _make_chunk(
 
 
 def _lines(
-    document: ParsedDocument, blocks: Sequence[Block], start: int, end: int
+    newlines: Sequence[int], blocks: Sequence[Block], start: int, end: int
 ) -> tuple[int | None, int | None]:
     """Exact where a block stands line by line as in its source; else the lines of its blocks."""
-    return _line_at(document, blocks[0], start, first=True), _line_at(document, blocks[-1], end, first=False)
+    return _line_at(newlines, blocks[0], start, first=True), _line_at(newlines, blocks[-1], end, first=False)
 
 
-def _line_at(document: ParsedDocument, block: Block, position: int, *, first: bool) -> int | None:
+def _line_at(newlines: Sequence[int], block: Block, position: int, *, first: bool) -> int | None:
     place = block.locator
     if place.start_line is None or place.end_line is None:
         return None
-    text = document.text
-    if text.count("\n", place.start_char, place.end_char) == place.end_line - place.start_line:
-        return place.start_line + text.count("\n", place.start_char, max(position, place.start_char))
+    # Counted in the list of all newlines: counting in the text would be quadratic in a large block.
+    before = bisect.bisect_left(newlines, place.start_char)
+    if bisect.bisect_left(newlines, place.end_char) - before == place.end_line - place.start_line:
+        return place.start_line + bisect.bisect_left(newlines, max(position, place.start_char)) - before
     return place.start_line if first else place.end_line
 
 
