@@ -12,6 +12,7 @@ from readymark.ingest.v1 import ingest_service_pb2 as pb
 from services.ingest import wire
 from services.ingest.header import DuplicatePolicy
 from services.ingest.lifecycle import DocumentStatus, JobStatus
+from shared.errors import InvalidArgumentError
 
 STORED: dict[str, Any] = {
     "code": "UNAVAILABLE",
@@ -99,7 +100,9 @@ def test_every_status_and_policy_has_its_value_in_the_contract() -> None:
 def test_a_policy_that_this_release_does_not_know_is_not_guessed() -> None:
     header = pb.DocumentHeader()
     json_format.ParseDict({"duplicatePolicy": 99}, header)
-    assert wire.document_header(header).duplicate_policy is DuplicatePolicy.UNSPECIFIED
+    with pytest.raises(InvalidArgumentError) as refused:
+        wire.document_header(header)
+    assert refused.value.parameters == {"field": "duplicate_policy", "problem": "UNKNOWN_VALUE"}
 
 
 def test_whole_numbers_of_metadata_stay_whole() -> None:
