@@ -97,7 +97,7 @@ def main() -> None:
                     "ratio": round(ratio, 3),
                     "limit": _LIMIT,
                     "value": round(rates["chunker"]),
-                    "against": round(rates["pure"]),
+                    "against": f"one tokenizer pass alone: {rates['pure']:.0f} tokens per CPU second",
                 }
             )
         )

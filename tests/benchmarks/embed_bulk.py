@@ -73,6 +73,8 @@ WORDS = [
     "默认",
     "上限",
 ]
+# What the server may cost beside the model itself.
+LEAST_RATIO = 0.97
 
 
 def make_texts(count: int) -> list[str]:
@@ -166,9 +168,9 @@ async def measure(files: ModelFiles, count: int, rounds: int) -> dict[str, objec
     return {
         "name": "embed_bulk",
         "ratio": round(rate / limit, 4),
-        "limit": round(limit),
+        "limit": LEAST_RATIO,
         "value": round(rate),
-        "against": "raw ONNX Runtime in one process, tokens per CPU second",
+        "against": f"raw ONNX Runtime in one process: {limit:.0f} tokens per CPU second",
         "throughput": round(statistics.median(throughputs)),
         "texts": count,
         "tokens": sum(counts),

@@ -24,7 +24,7 @@ from readymark_client import AsyncReadymark
 from shared.embedder_client import EmbedderClient
 from tests.support.processes import REPOSITORY, Cluster, start_cluster
 
-DOCUMENTS = 24
+DOCUMENTS = 60
 PARAGRAPHS = 24
 LIMIT = 0.85
 SENTENCE = (
