@@ -31,6 +31,8 @@ from deploy.local.guard import STOPPED
 
 DATABASE = "readymark"
 DEFAULT_MODEL = "multilingual-e5-small"
+# Built from installed packages when they are not there; any other name or path is the caller's own.
+PACKAGED_MODELS = (DEFAULT_MODEL, "all-MiniLM-L6-v2")
 START_SECONDS = 180.0
 LOOK_SECONDS = 0.2
 # Longer than the services' own grace: it ends what hangs, not what finishes.
@@ -195,7 +197,7 @@ class Stack:
     def _build_model(self) -> None:
         environment = self._environment()
         models, model = Path(environment["READYMARK_MODELS"]), environment["READYMARK_EMBEDDER_MODEL"]
-        if model != DEFAULT_MODEL or (models / model).is_dir():
+        if model not in PACKAGED_MODELS or (models / model).is_dir():
             # A model of the caller's own is the embedder's matter; it says what is missing.
             return
         tell(f"building the model {model} (once)")
