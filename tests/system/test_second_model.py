@@ -21,7 +21,7 @@ CHINESE = "连接池的默认上限是三十二个连接。等待连接的请求
 async def test_a_text_the_model_does_not_know_is_ready_with_a_warning_and_found_by_its_words(
     cluster: Cluster, models: Path
 ) -> None:
-    subprocess.run(
+    subprocess.run(  # noqa: ASYNC221
         [sys.executable, "-m", "services.embedder.model_build", str(models), "--model", MODEL],
         cwd=REPOSITORY,
         env={**os.environ, "PYTHONPATH": os.pathsep.join([".", "client", "protos/generated"])},
