@@ -19,7 +19,7 @@ from psycopg import sql as composing
 from psycopg.types.json import Jsonb
 
 from services.ingest import lifecycle
-from services.ingest.model import Asset, Chunk, Locator, VersionId, Warning, to_json
+from services.ingest.model import Asset, Chunk, VersionId, Warning, to_json
 from services.ingest.repository import jobs
 from services.ingest.repository.jobs import Lease
 from shared import postgres, sql
@@ -276,16 +276,12 @@ def _chunk_values(lease: Lease, space: VectorSpace, item: IndexedChunk) -> dict[
         "kind": str(chunk.kind),
         "content": chunk.content,
         "prefix": chunk.prefix,
-        "locator": Jsonb(locator_json(chunk.locator)),
+        "locator": Jsonb(to_json(chunk.locator)),
         "token_count": chunk.token_count,
         "terms": sorted(item.weights),
         # pgvector counts sparse positions from 0 in Python and from 1 in SQL.
         "lexical": SparseVector({term - 1: weight for term, weight in item.weights.items()}, TERM_SPACE),
     }
-
-
-def locator_json(locator: Locator) -> dict[str, Any]:
-    return dict(to_json(locator))
 
 
 async def _hits_a_row(connection: Connection, statement: bytes, values: dict[str, Any]) -> bool:
